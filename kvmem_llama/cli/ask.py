@@ -1,0 +1,67 @@
+"""`kvmem ask`: reads texts, answers one question about them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ..errors import Cancelled, KvmemError
+from ..settings import Settings
+from .inputs import Document, from_argument, read_documents
+from .messages import warn
+
+
+def ask(
+    settings: Settings,
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="what to ask", show_default=False)],
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="text to read first; may be repeated; - is standard input"
+        ),
+    ] = None,
+    show_recall: Annotated[
+        bool, typer.Option("--show-recall", help="show which blocks were recalled, and why")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print every event as a line of JSON instead of the answer")
+    ] = False,
+) -> None:
+    """Read files (or standard input), then answer QUESTION about them."""
+    try:
+        documents = read_documents(file or [], warn, stdin=True)
+        _answer(settings, question, documents, show_recall=show_recall, as_json=as_json)
+    except KvmemError as error:
+        if as_json:
+            from .json_lines import emit_error
+
+            emit_error(error)
+        raise
+
+
+def _answer(
+    settings: Settings, question: str, documents: list[Document], *, show_recall: bool, as_json: bool
+) -> None:
+    from .json_lines import JsonPresenter
+    from .opening import opened_workspace, sampling_of
+    from .output import Presenter, TextPresenter, show
+
+    presenter: Presenter = JsonPresenter() if as_json else TextPresenter(show_recall=show_recall)
+    text = from_argument(question, "the question", warn)
+    system = from_argument(settings.system_prompt, "the system prompt", warn)
+    with opened_workspace(settings, system) as workspace:
+        stream = workspace.ask(
+            text,
+            [(document.source, document.text) for document in documents],
+            sampling=sampling_of(settings, workspace),
+            max_tokens=settings.n_predict,
+        )
+        try:
+            show(stream, presenter)
+        except KeyboardInterrupt:
+            stream.cancel()
+            raise Cancelled from None
+        except BaseException:
+            stream.cancel()  # the reader of standard output went away, or a defect: do not compute on
+            raise

@@ -1,0 +1,125 @@
+"""`kvmem chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from ..errors import BudgetError, Cancelled, DecodeFailed, InputError
+from ..settings import Settings
+from .inputs import Document, from_argument, read_documents
+from .interrupts import Interrupts
+from .messages import note, report_error, warn
+
+if TYPE_CHECKING:
+    from ..workspace import Workspace
+    from .output import TextPresenter
+
+_PROMPT: Final = "> "
+_HELP: Final = "Ctrl-C stops an answer. Ctrl-D, /exit, or Ctrl-C twice ends the chat."
+
+
+def chat(
+    settings: Settings,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="text to read with the first message; may be repeated"
+        ),
+    ] = None,
+    show_recall: Annotated[
+        bool, typer.Option("--show-recall", help="show which blocks were recalled, and why")
+    ] = False,
+) -> None:
+    """Talk with the model; the conversation may outgrow its window.
+
+    Ctrl-C stops an answer (what there is of it stays in the conversation), twice within a second ends the
+    chat, as Ctrl-D does. Without a terminal, every line of standard input is one message.
+    """
+    documents = read_documents(file or [], warn, stdin=False)
+    system = from_argument(settings.system_prompt, "the system prompt", warn)
+
+    from .opening import opened_workspace
+    from .output import TextPresenter
+
+    with opened_workspace(settings, system) as workspace:
+        _Conversation(settings, workspace, documents, TextPresenter(show_recall=show_recall)).run()
+
+
+class _Conversation:
+    """Reads messages until there are no more; a message that fails is reported and forgotten."""
+
+    def __init__(
+        self, settings: Settings, workspace: Workspace, documents: list[Document], presenter: TextPresenter
+    ) -> None:
+        from .opening import sampling_of
+
+        self._workspace = workspace
+        self._pending = documents  # not yet part of the conversation
+        self._presenter = presenter
+        self._sampling = sampling_of(settings, workspace)
+        self._max_tokens = settings.n_predict
+        self._interrupts = Interrupts()
+        self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+
+    def run(self) -> None:
+        if self._terminal:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 (gives input() line editing and history)
+            note(_HELP)
+        elif hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+        while (message := self._next_message()) is not None:
+            if message:
+                self._turn(message)
+
+    def _next_message(self) -> str | None:
+        try:
+            message = input(_PROMPT if self._terminal else "").strip()
+        except EOFError:
+            if self._terminal:
+                note("")
+            return None
+        except KeyboardInterrupt:
+            if self._interrupts.second():
+                raise
+            note(f"\n{_HELP}")
+            return ""
+        return None if message == "/exit" else from_argument(message, "the message", warn)
+
+    def _turn(self, message: str) -> None:
+        from .output import show
+
+        try:
+            stream = self._workspace.ask(
+                message,
+                [(document.source, document.text) for document in self._pending],
+                sampling=self._sampling,
+                max_tokens=self._max_tokens,
+            )
+
+            def stop() -> None:
+                # Before the answer began there is nothing to keep.
+                if self._presenter.answering:
+                    stream.stop()
+                else:
+                    stream.cancel()
+
+            try:
+                with self._interrupts.during(stop):
+                    result = show(stream, self._presenter)
+            except BaseException:
+                stream.cancel()
+                raise
+        except (BudgetError, DecodeFailed, InputError) as error:
+            report_error(error)
+            return
+        except Cancelled:
+            note("[cancelled: the message is not part of the conversation]")
+            return
+        self._pending = []
+        if result.finish_reason == "truncated":
+            note("[stopped: the answer is kept as far as it goes]")

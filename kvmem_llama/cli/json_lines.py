@@ -1,0 +1,64 @@
+"""Events as JSON, one object a line on standard output. docs/cli.md describes every field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from typing import Any
+
+from ..errors import KvmemError, exit_code
+from ..memory.report import Progress, RecallReport, StepResult, TextPiece
+
+
+class JsonPresenter:
+    """Every event, as it comes."""
+
+    def __init__(self) -> None:
+        self.answering = False
+
+    def progress(self, event: Progress) -> None:
+        emit("progress", phase=event.phase, done=event.done, total=event.total)
+
+    def recalled(self, report: RecallReport) -> None:
+        emit("recall", **dataclasses.asdict(report))
+
+    def text(self, piece: TextPiece) -> None:
+        emit("text", text=piece.text, token=piece.token)
+
+    def finished(self, result: StepResult) -> None:
+        # The reports were events of their own.
+        fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "recalls"}
+        emit("finished", **fields)
+
+    def interrupted(self) -> None:
+        pass
+
+
+def emit(event: str, **fields: Any) -> None:
+    """Writes one line: ASCII only, and valid JSON whatever the numbers are."""
+    sys.stdout.write(json.dumps(plain({"event": event, **fields}), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def emit_error(error: KvmemError) -> None:
+    """The last line of a run that fails."""
+    emit("error", error=type(error).__name__, message=error.what, hint=error.hint, exit_code=exit_code(error))
+
+
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types: NumPy scalars unwrapped, NaN and infinities as null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (bool, str)) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # NumPy
+        return plain(value.tolist())
+    return str(value)

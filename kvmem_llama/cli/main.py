@@ -1,0 +1,136 @@
+"""Entry point of the `kvmem` command: dispatch, error lines, exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from .. import __version__
+from ..errors import Cancelled, KvmemError, exit_code
+from ..settings import BY_NAME, Settings
+from .ask import ask
+from .chat import chat
+from .demo import demo
+from .doctor import doctor
+from .messages import note, report_defect, report_error
+from .options import OutputClosed, command, spell_out
+
+_USAGE: Final = 2
+_OUTPUT_CLOSED: Final = 141  # 128 + SIGPIPE, as a shell shows a process that died of it
+_INTERRUPTED: Final = 130  # 128 + SIGINT
+_MORE: Final = "More options, for measuring and research: docs/options.md."
+
+# Plain help: rich would take longer to import than everything else together.
+app = typer.Typer(
+    name="kvmem",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+app.command(epilog=_MORE)(command(ask))
+app.command(epilog=_MORE)(command(chat))
+app.command(epilog=_MORE)(command(doctor))
+app.command(epilog=_MORE)(command(demo))
+
+# Typer carries its own copy of click, or uses the installed one, depending on its version.
+_UsageError: Final[type[Exception]] = next(
+    cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "UsageError"
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"kvmem {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _kvmem(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Virtual memory for the KV cache of long-running agents, on llama.cpp."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command -> its exit code (errors.EXIT_CODES). Never raises, shows no traceback unasked.
+
+    arguments: without the program name; by default those of the process.
+    """
+    argv = spell_out(sys.argv[1:] if arguments is None else arguments)
+    _make_streams_safe()
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except (BrokenPipeError, OutputClosed):
+        code = _OUTPUT_CLOSED
+    if code == _OUTPUT_CLOSED:  # what is still buffered must not raise again when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        return app(argv, prog_name="kvmem", standalone_mode=False) or 0
+    except OutputClosed:
+        return _OUTPUT_CLOSED
+    except Cancelled as error:
+        note(error.what)
+        return exit_code(error)
+    except KvmemError as error:
+        report_error(error)
+        if _verbose(argv):
+            traceback.print_exc()
+        return exit_code(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _INTERRUPTED
+    except _UsageError as error:
+        _report_usage(error)
+        return _USAGE
+    except Exception as error:
+        report_defect(error)
+        if _verbose(argv):
+            traceback.print_exc()
+        return exit_code(error)
+
+
+def _report_usage(error: BaseException) -> None:
+    message = getattr(error, "format_message", error.__str__)()
+    context = getattr(error, "ctx", None)
+    note(f"error: {message.strip().removesuffix('.')}")
+    note(f"See `{context.command_path if context is not None else 'kvmem'} --help`.")
+
+
+def _verbose(argv: Sequence[str]) -> bool:
+    if any(flag in argv for flag in BY_NAME["verbose"].flags):
+        return True
+    try:
+        return Settings.from_sources().verbose
+    except KvmemError:
+        return False
+
+
+def _make_streams_safe() -> None:
+    """Any text can be written, whatever the locale; a closed standard stream swallows what it gets."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""How events of a step are shown: as text for a person, or as JSON lines for a program."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from ..memory.report import Finished, Progress, Recalled, RecallReport, StepResult, TextPiece
+from .messages import note
+from .progress import ReadingBar
+from .recall_table import recall_lines
+
+if TYPE_CHECKING:
+    from ..workspace import Stream
+
+# Control characters but newline and tab: recalled or generated text must not drive the terminal.
+_UNSAFE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class Presenter(Protocol):
+    """Shows one step after the other."""
+
+    answering: bool  # the first piece of the answer has been shown
+
+    def progress(self, event: Progress) -> None: ...
+    def recalled(self, report: RecallReport) -> None: ...
+    def text(self, piece: TextPiece) -> None: ...
+    def finished(self, result: StepResult) -> None: ...
+    def interrupted(self) -> None:
+        """The step ended without a result."""
+
+
+def show(stream: Stream, presenter: Presenter) -> StepResult:
+    """Hands every event of `stream` to `presenter`. Raises what the step raised."""
+    presenter.answering = False
+    try:
+        for event in stream:
+            match event:
+                case Progress():
+                    presenter.progress(event)
+                case Recalled():
+                    presenter.recalled(event.report)
+                case TextPiece():
+                    presenter.text(event)
+                    presenter.answering = True
+                case Finished():
+                    presenter.finished(event.result)
+        return stream.result()
+    except BaseException:
+        presenter.interrupted()
+        raise
+
+
+class TextPresenter:
+    """The answer on standard output; everything else on standard error."""
+
+    def __init__(self, *, show_recall: bool) -> None:
+        self.answering = False
+        self._show_recall = show_recall
+        self._safe = sys.stdout.isatty()
+        self._bar = ReadingBar() if sys.stdout.isatty() and sys.stderr.isatty() else None
+        self._late: list[RecallReport] = []  # recalls in mid-answer, kept until the answer's last line
+        self._mid_line = False
+
+    def progress(self, event: Progress) -> None:
+        if self._bar is not None:
+            self._bar.show(event)
+
+    def recalled(self, report: RecallReport) -> None:
+        if not self._show_recall:
+            return
+        if self.answering:
+            self._late.append(report)
+        else:
+            self._print_recall(report)
+
+    def text(self, piece: TextPiece) -> None:
+        self._close_bar()
+        text = piece.text.translate(_UNSAFE) if self._safe else piece.text
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._mid_line = not text.endswith("\n")
+
+    def finished(self, result: StepResult) -> None:
+        self._close_bar()
+        self._end_line()
+        for report in self._late:
+            self._print_recall(report)
+        self._late.clear()
+        if result.finish_reason == "length" and self._safe:
+            note(f"[the answer ends at the limit of {result.n_generated} tokens]")
+
+    def interrupted(self) -> None:
+        self._close_bar()
+        self._late.clear()
+        self._end_line()
+
+    def _end_line(self) -> None:
+        if self._mid_line:
+            self._mid_line = False
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _print_recall(self, report: RecallReport) -> None:
+        self._close_bar()
+        for line in recall_lines(report):
+            note(line)
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()

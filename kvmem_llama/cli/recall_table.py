@@ -1,0 +1,48 @@
+"""What was recalled, as lines of text: one block a line, in the order the model sees them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Final
+
+from ..memory.report import RecalledBlock, RecallReport
+
+_HEAD: Final = "  rank    score           tokens  view at  why       text"
+_MIN_SNIPPET: Final = 24  # characters
+
+
+def recall_lines(report: RecallReport) -> Iterator[str]:
+    """Lines without line ends. Blocks that were not scored have no rank and no score."""
+    times = report.timings
+    when = "recall in mid-answer" if report.mid_answer else "recall"
+    yield (
+        f"{when}: {report.n_selected} of {report.n_candidates} blocks selected, view {report.n_view} tokens"
+        + (", view unchanged" if report.noop else "")
+        + f"; score {_ms(times.score_s)}, select {_ms(times.select_s)}, apply {_ms(times.apply_s)},"
+        f" replay {_ms(times.replay_s)}"
+    )
+    if not report.blocks:
+        return
+    yield _HEAD
+    width = max(_MIN_SNIPPET, shutil.get_terminal_size((110, 24)).columns - len(_HEAD) + len("text") - 1)
+    for block in report.blocks:
+        yield _block_line(block, width)
+
+
+def _block_line(block: RecalledBlock, width: int) -> str:
+    rank = "-" if block.rank is None else str(block.rank)
+    score = "-" if block.score is None else f"{block.score:.3g}"
+    tokens = f"{block.start}..{block.start + block.count - 1}"
+    text = snippet(block.text, width)
+    return f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {block.why:<8}  {text}"
+
+
+def snippet(text: str, width: int) -> str:
+    """`text` on one line of at most `width` characters, without characters that would drive a terminal."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,41 @@
+"""What a task may touch. Everything here belongs to the owner thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..settings import Settings
+from .cells import CellPool
+from .requests import Decoder
+from .task import Task
+
+if TYPE_CHECKING:
+    from ..native.hooks import Hooks
+    from .model import Model
+
+
+@dataclass(slots=True)
+class EngineCore:
+    """The parts of one engine, handed to the function that makes a task's generator."""
+
+    model: Model
+    decoder: Decoder
+    hooks: Hooks | None  # None: stock placement, no capture; only full_context and sliding_window can run
+    pool: CellPool  # without hooks it only counts: llama.cpp chooses the cells itself
+    settings: Settings
+    n_view: int  # budget of the execution view, tokens
+    kernels: Any = None  # native.kernels, handed through for the layers above
+    scorer: Any = None  # memory.scoring.BlockScorer, set by the layers above; the engine never calls it
+    current_task: Task[Any] | None = None  # the task whose generator runs right now
+
+    def emit(self, task: Task[Any], event: object) -> None:
+        """Sends `event` to whoever watches `task`; never waits. Errors of its on_event come out here."""
+        task.emit(event)
+
+    @property
+    def seq(self) -> int:
+        """Sequence id of the current task. Raises RuntimeError outside of a task."""
+        if self.current_task is None or self.current_task.seq < 0:
+            raise RuntimeError("no task is running")
+        return self.current_task.seq

@@ -1,0 +1,83 @@
+"""The tokens of a turn, and which of them are a person's or a tool's own text rather than template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .requests import I32
+from .vocab import Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """Tokens of a turn, [n] each."""
+
+    tokens: I32
+    scored: NDArray[np.bool_]  # the token lies inside a span and is not a control token
+    question: int  # index of the first token of the last span; n without spans
+
+
+def tokenize_turn(
+    vocab: Vocab, text: str, spans: Sequence[tuple[int, int]], *, add_bos: bool = False
+) -> TurnTokens:
+    """Tokens of `text`, special tokens parsed; `spans` are characters start <= i < end, ascending.
+
+    A token that reaches over the edge of a span (a line end of the template merged with one of the text) is
+    not scored. The text is tokenized in one piece, as llama.cpp's own programs do; a tokenizer whose tokens
+    do not add up to the text (it normalizes) gets the text between the edges of spans piece by piece.
+    """
+    edges = _byte_edges(text, spans)
+    data = text.encode("utf-8", errors="replace")
+    tokens = vocab.tokenize(data, add_bos=add_bos)
+    n_front = int(add_bos and vocab.add_bos and len(tokens) > 0)  # BOS stands for no byte of the text
+    if n_front and data.startswith(vocab.piece(vocab.bos)):
+        n_front = 0
+    starts, ends, total = _extents(vocab, tokens, n_front)
+    if total != len(data):
+        tokens, starts, ends = _piecewise(vocab, data, edges, tokens[:n_front])
+    inside = np.zeros(len(tokens), dtype=np.bool_)
+    for first, last in edges:
+        inside |= (starts >= first) & (ends <= last)
+    unique, where = np.unique(tokens, return_inverse=True)
+    control = np.fromiter((vocab.is_control(int(token)) for token in unique), np.bool_, len(unique))
+    inside[:n_front] = False
+    question = int(np.searchsorted(ends, edges[-1][0], side="right")) if edges else len(tokens)
+    return TurnTokens(tokens, inside & ~control[where], max(question, n_front))
+
+
+def _byte_edges(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    edges, at, at_bytes = [], 0, 0
+    for start, end in spans:
+        if start < at or end < start or end > len(text):
+            raise ValueError(f"spans must ascend within the {len(text)} characters: {tuple(spans)}")
+        first = at_bytes + len(text[at:start].encode("utf-8", errors="replace"))
+        at, at_bytes = end, first + len(text[start:end].encode("utf-8", errors="replace"))
+        edges.append((first, at_bytes))
+    return edges
+
+
+def _extents(vocab: Vocab, tokens: I32, n_front: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """First and last byte + 1 of every token in the text, and the bytes of all."""
+    unique, where = np.unique(tokens, return_inverse=True)
+    lengths = np.fromiter((len(vocab.piece(int(token))) for token in unique), np.int64, len(unique))[where]
+    lengths[:n_front] = 0
+    ends = np.cumsum(lengths)
+    return ends - lengths, ends, int(ends[-1]) if len(ends) else 0
+
+
+def _piecewise(
+    vocab: Vocab, data: bytes, edges: Sequence[tuple[int, int]], front: I32
+) -> tuple[I32, NDArray[np.int64], NDArray[np.int64]]:
+    cuts = sorted({0, len(data), *(edge for pair in edges for edge in pair)})
+    tokens, starts, ends = [front], [np.zeros(len(front), np.int64)], [np.zeros(len(front), np.int64)]
+    for first, last in pairwise(cuts):
+        piece = vocab.tokenize(data[first:last])
+        tokens.append(piece)
+        starts.append(np.full(len(piece), first, np.int64))
+        ends.append(np.full(len(piece), last, np.int64))
+    return np.concatenate(tokens), np.concatenate(starts), np.concatenate(ends)

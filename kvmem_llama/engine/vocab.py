@@ -1,0 +1,94 @@
+"""Tokens and text of one model. Any thread: the vocabulary does not change once loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from ..errors import EngineClosed
+from ..native.library import import_binding
+from .requests import I32
+
+_INT32_MIN = -(2**31)
+
+
+class Vocab:
+    """The vocabulary of a loaded model; valid until the model is closed."""
+
+    def __init__(self, pointer: int) -> None:
+        """pointer: address of the llama_vocab."""
+        self._llama: Any = import_binding()
+        self._pointer: int | None = pointer
+        llama = self._llama
+        self.n_tokens: int = llama.llama_vocab_n_tokens(pointer)
+        self.bos: int = llama.llama_vocab_bos(pointer)  # -1: none
+        self.eos: int = llama.llama_vocab_eos(pointer)
+        self.eot: int = llama.llama_vocab_eot(pointer)
+        self.add_bos: bool = bool(llama.llama_vocab_get_add_bos(pointer)) and self.bos >= 0
+        self._pieces: dict[int, bytes] = {}
+
+    @property
+    def pointer(self) -> int:
+        """Address of the llama_vocab. Raises EngineClosed after `close`."""
+        if self._pointer is None:
+            raise EngineClosed("the model is closed", hint="Load it again.")
+        return self._pointer
+
+    def close(self) -> None:
+        """The model is about to be freed; later calls raise EngineClosed."""
+        self._pointer = None
+
+    def tokenize(self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = True) -> I32:
+        """Token ids of `text`, [n] int32.
+
+        add_bos: put BOS first, if the vocabulary says so and the text does not begin with it already.
+        parse_special: "<|im_end|>" and the like become their tokens; else they are read as plain text.
+        """
+        data = text.encode("utf-8", errors="replace") if isinstance(text, str) else text
+        room = len(data) + 8  # a token is at least one byte, but for a prefix the tokenizer may add
+        while True:
+            out = np.empty(room, dtype=np.int32)
+            address = out.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            n = self._llama.llama_tokenize(self.pointer, data, len(data), address, room, False, parse_special)
+            if n >= 0:
+                break
+            if n == _INT32_MIN:
+                raise OverflowError(f"a text of {len(data)} bytes has more tokens than llama.cpp can count")
+            room = -n
+        tokens = out[:n].copy()
+        if add_bos and self.add_bos and not (n and int(tokens[0]) == self.bos):
+            tokens = np.concatenate([np.array([self.bos], dtype=np.int32), tokens])
+        return tokens
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        """Bytes of one token, maybe part of a UTF-8 character. special=False: b"" for control tokens."""
+        if not 0 <= token < self.n_tokens:
+            raise ValueError(f"token {token} outside the vocabulary of {self.n_tokens}")
+        if not special and self.is_control(token):
+            return b""
+        piece = self._pieces.get(token)
+        if piece is None:
+            room = 64
+            while True:
+                buffer = ctypes.create_string_buffer(room)
+                n = self._llama.llama_token_to_piece(self.pointer, token, buffer, room, 0, True)
+                if n >= 0:
+                    break
+                room = -n
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    def detokenize(self, tokens: I32 | list[int], *, special: bool = True) -> bytes:
+        """Bytes of a run of tokens: their pieces one after the other."""
+        ids = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+        return b"".join(self.piece(token, special=special) for token in ids)
+
+    def is_eog(self, token: int) -> bool:
+        """The model ends its generation with this token (EOS, EOT and the like)."""
+        return bool(self._llama.llama_vocab_is_eog(self.pointer, token))
+
+    def is_control(self, token: int) -> bool:
+        """A token that stands for structure, not for text."""
+        return bool(self._llama.llama_vocab_is_control(self.pointer, token))

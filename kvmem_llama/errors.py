@@ -1,0 +1,222 @@
+"""Every error a user of kvmem_llama can meet, and the exit code of each.
+
+    KvmemError
+      ModelError          ModelNotFound, ModelCorrupt, ModelUnsupported
+      LibraryError        LibraryMissing, LibraryMismatch, KernelsMissing
+      BudgetError         MandatoryTooLarge, InvalidOption
+      EngineError         DecodeFailed, CaptureMismatch, HookFailed, EngineClosed, TemplateUnsupported
+      WorkspaceError      WorkspaceClosed, WorkspaceBusy, InputError
+      Cancelled
+
+`what` says what happened, with the numbers; `hint` says what to do about it. `str(error)` is both.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Final
+
+_REBUILD: Final = "Reinstall with `pip install .` from the source tree, then run `kvmem doctor`."
+_REPORT: Final = "This is a defect of kvmem_llama; please report it with the output of `kvmem doctor`."
+
+
+class KvmemError(Exception):
+    """Root of the tree: `what` happened (no final full stop) and a `hint` (whole sentences)."""
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(f"{what}. {hint}" if hint else what)
+        self.what = what
+        self.hint = hint
+
+
+class ModelError(KvmemError):
+    """The model file cannot be used."""
+
+
+class ModelNotFound(ModelError):
+    """There is no readable model file at `path`."""
+
+    def __init__(self, path: str | PathLike[str], why: str = "no such file", *, hint: str = "") -> None:
+        super().__init__(
+            f"model {str(path)!r}: {why}",
+            hint=hint or "Give the path of a GGUF file with -m, or leave -m out for the built-in model.",
+        )
+        self.path = str(path)
+
+
+class ModelCorrupt(ModelError):
+    """The file at `path` is not a whole, well-formed GGUF file."""
+
+    def __init__(self, path: str | PathLike[str], why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"model {str(path)!r} is damaged or not a GGUF file: {why}",
+            hint=hint or "Copy or download the file again and compare its size and checksum with the source.",
+        )
+        self.path = str(path)
+
+
+class ModelUnsupported(ModelError):
+    """A sound model whose architecture `arch` cannot do what was asked; the hint says what still works."""
+
+    def __init__(self, arch: str, reason: str, *, hint: str) -> None:
+        super().__init__(f"architecture {arch!r:.80} is not supported here: {reason}", hint=hint)
+        self.arch = arch
+        self.reason = reason
+
+
+class LibraryError(KvmemError):
+    """The native libraries are missing or are not the ones this package was built with."""
+
+
+class LibraryMissing(LibraryError):
+    """The patched llama.cpp library, or its Python binding, was not found."""
+
+    def __init__(self, what: str, *, hint: str = _REBUILD) -> None:
+        super().__init__(what, hint=hint)
+
+
+class LibraryMismatch(LibraryError):
+    """A library was found, but it is a stock or stale one (patch id, ABI version or struct size differs)."""
+
+    def __init__(self, what: str, *, hint: str = _REBUILD) -> None:
+        super().__init__(what, hint=hint)
+
+
+class KernelsMissing(LibraryError):
+    """The library of scoring and restore loops (libkvmem_kernels) was not found or cannot be used."""
+
+    def __init__(self, what: str, *, hint: str = _REBUILD) -> None:
+        super().__init__(what, hint=hint)
+
+
+class BudgetError(KvmemError):
+    """What was asked does not fit the limits that were set."""
+
+
+class MandatoryTooLarge(BudgetError):
+    """The hard set of a step (`n_needed` tokens) does not fit the execution view (`n_view` tokens)."""
+
+    def __init__(self, n_needed: int, n_view: int, *, hint: str = "") -> None:
+        super().__init__(
+            f"this step needs {n_needed} tokens in the view, which holds {n_view}",
+            hint=hint or "Use a larger view (-c), a shorter question, fewer pins or a smaller --n-reserve.",
+        )
+        self.n_needed = n_needed
+        self.n_view = n_view
+
+
+class InvalidOption(BudgetError):
+    """Option `name` has a `value` that it cannot take."""
+
+    def __init__(self, name: str, value: object, why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"{name} = {value!r}: {why}", hint=hint or "See `kvmem ask --help` or docs/options.md."
+        )
+        self.name = name
+        self.value = value
+        self.why = why
+
+
+class EngineError(KvmemError):
+    """llama.cpp, or what runs it, failed."""
+
+
+class DecodeFailed(EngineError):
+    """llama_decode returned `rc` (not 0)."""
+
+    def __init__(self, rc: int, what: str = "", *, hint: str = "") -> None:
+        super().__init__(
+            what or f"llama_decode failed with code {rc}",
+            hint=hint or "The step was rolled back. Run again with --verbose to see llama.cpp's messages.",
+        )
+        self.rc = rc
+
+
+class CaptureMismatch(EngineError):
+    """The rows captured by a decode call are not the rows of the tokens sent."""
+
+    def __init__(self, expected: object, got: object, *, hint: str = _REPORT) -> None:
+        super().__init__(
+            f"captured rows differ from the tokens sent: expected {expected}, got {got}", hint=hint
+        )
+        self.expected = expected
+        self.got = got
+
+
+class HookFailed(EngineError):
+    """A call into the patched library returned `code` (negative) with a `text`."""
+
+    def __init__(self, code: int, text: str, *, hint: str = _REPORT) -> None:
+        super().__init__(f"memory hook failed with code {code}: {text}", hint=hint)
+        self.code = code
+        self.text = text
+
+
+class EngineClosed(EngineError):
+    """The engine was closed, or its owner thread died, before the work could be done."""
+
+    def __init__(self, what: str = "the engine is closed", *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "Open a new engine; the workspaces of this one are gone.")
+
+
+class TemplateUnsupported(EngineError):
+    """The model's chat template cannot be rendered."""
+
+    def __init__(self, why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"chat template: {why}",
+            hint=hint or "Use a model whose template llama.cpp knows, for example an instruction-tuned one.",
+        )
+
+
+class WorkspaceError(KvmemError):
+    """A workspace, or what was to be read into it, cannot be used this way."""
+
+
+class WorkspaceClosed(WorkspaceError):
+    """The workspace was closed before this call."""
+
+    def __init__(self, what: str = "the workspace is closed", *, hint: str = "Open it again.") -> None:
+        super().__init__(what, hint=hint)
+
+
+class WorkspaceBusy(WorkspaceError):
+    """A step is running; a workspace has one writer."""
+
+    def __init__(self, what: str = "the workspace is busy with another step", *, hint: str = "") -> None:
+        super().__init__(what, hint=hint or "Wait for the running step, or cancel it, before the next.")
+
+
+class InputError(WorkspaceError):
+    """A text that was to be read is unreadable or is not text; `source` names it."""
+
+    def __init__(self, source: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"cannot read {source}: {why}", hint=hint or "Give a readable text file.")
+        self.source = source
+
+
+class Cancelled(KvmemError):
+    """The step was cancelled; the workspace is as the last committed step left it."""
+
+    def __init__(self, what: str = "cancelled", *, hint: str = "") -> None:
+        super().__init__(what, hint=hint)
+
+
+# A class not named here has the code of its nearest named base. 1 is left for defects (any other exception).
+EXIT_CODES: Final[dict[type[KvmemError], int]] = {
+    InvalidOption: 2,
+    ModelError: 3,
+    LibraryError: 4,
+    BudgetError: 5,
+    EngineError: 6,
+    WorkspaceError: 7,
+    Cancelled: 130,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """Exit code of a process that ends with `error`; 1 for anything that is not a KvmemError."""
+    for cls in type(error).__mro__:
+        if cls in EXIT_CODES:
+            return EXIT_CODES[cls]
+    return 1

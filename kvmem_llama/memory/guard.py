@@ -1,0 +1,30 @@
+"""The one place where a step that does not reach its commit is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvmem_llama.errors import Cancelled, EngineClosed
+
+from .session import Session
+
+
+@contextmanager
+def provisional(session: Session, keep_until: int) -> Iterator[None]:
+    """Within: tokens after the last commit are provisional. Any exception drops them and is raised again.
+
+    keep_until: complete blocks that end at or before this token position stay as orphans.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            if isinstance(error, (Cancelled, EngineClosed, GeneratorExit)):
+                session.view.drop_from(session.history.n_committed)
+                session.view.slack.forget(session.history.n_committed)
+            else:  # a failed decode, or a defect: the cells may hold something else than the view says
+                session.view.clear()
+        finally:
+            session.history.rollback(keep_until)
+        raise

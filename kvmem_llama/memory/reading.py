@@ -1,0 +1,33 @@
+"""Reading tokens into the history over the canonical view."""
+
+from __future__ import annotations
+
+from kvmem_llama.engine.requests import Phase, TaskGenerator
+
+from .session import Session
+
+
+def read_history(session: Session, start: int, end: int) -> TaskGenerator[None]:
+    """Evaluates the tokens start .. end-1 of the history; complete blocks are final at once.
+
+    Requests are cut where the canonical view makes room, so what a token attends to does not depend on how
+    the tokens came in, nor on the size of batches. With first_pass = current the view of the last step goes
+    on until it is full.
+    """
+    canonical, budget, view = session.canonical, session.budget, session.view
+    progress = session.link.progress(Phase.READ, start, end)
+
+    def done(reached: int) -> None:
+        session.history.complete(reached)
+        progress(reached)
+
+    at = start
+    while at < end:
+        room = session.room(at, budget.n_read)
+        if session.settings.first_pass == "current" and view.end == at and room > 0:
+            stop = min(end, at + room)
+        else:
+            session.go_to(session.target(canonical.view(at), canonical.epoch_end(at)), rebuild=True)
+            stop = min(end, canonical.next_room(at))
+        yield from session.feed(at, stop, Phase.READ, done=done)
+        at = stop

@@ -1,0 +1,122 @@
+"""One recall: score the candidates, select, go to the new view, replay over it, and say what was done."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvmem_llama.engine.requests import Phase, TaskGenerator
+from kvmem_llama.native.layout import F32
+
+from .frame import Frame
+from .planner import Target
+from .query_rows import QueryBuffer
+from .report import Recalled, RecalledBlock, RecallReport, RecallTimings
+from .scoring import QueryRows
+from .selector import ranks, select
+from .session import Session
+from .stopwatch import Stopwatch
+
+
+def recall(
+    session: Session,
+    frame: Frame,
+    query: QueryRows,
+    end: int,
+    logits: F32 | None,
+    watch: Stopwatch,
+    tail: QueryBuffer | None = None,
+) -> TaskGenerator[tuple[RecallReport, F32 | None]]:
+    """Recalls with `query`, then evaluates the tokens from the frame's replay start on again
+    -> the report, and the logits of the newest token.
+
+    end: token position that the new view is to reach.
+    logits: those of the newest token; returned as they are if nothing is replayed. A recall that does not
+        change the view (no-op) need not be followed by a replay: these rows were made over that view.
+    tail: of a recall in mid-answer; takes the raw Q of the replayed tokens when the room that follows is
+        too short for new tokens to fill it.
+    """
+    history, view = session.history, session.view
+    candidates = frame.candidates()
+    scores = np.zeros(0)  # of the candidates; none if there is no room for any
+    if len(candidates) and frame.n_select:
+        scores = session.core.scorer.score(query, history.index, candidates)
+    score_s = watch.lap("recall_s")
+    selected = select(scores, candidates, frame.n_select) if len(scores) else candidates[:0]
+    select_s = watch.lap("recall_s")
+
+    target = session.target(frame.parts(selected), end)
+    stayed = {placed.part.start for placed in target.placed}
+    here = [(r.part.start, r.position) for r in view if r.part.start < frame.replay_start]
+    noop = here == [(placed.part.start, placed.position) for placed in target.placed]
+    skip_replay = noop and session.settings.replay_shortcut
+    if not skip_replay:
+        view.drop_from(frame.replay_start)
+        todo = view.plan(target, rebuild=False)
+        stayed -= {placed.part.start for placed in todo.write}
+        view.apply(target, todo)
+    apply_s = watch.lap("recall_s")
+
+    n_replay = history.n_tokens - frame.replay_start
+    if n_replay and not skip_replay:
+        n_free = session.room(frame.replay_start, session.budget.n_view) - n_replay
+        kept = tail if n_free < session.budget.n_query_tail else None
+        if kept is not None:
+            kept.clear()
+        logits = yield from session.feed(
+            frame.replay_start,
+            history.n_tokens,
+            Phase.REPLAY,
+            logits=True,
+            query=kept,
+            done=session.link.progress(Phase.REPLAY, frame.replay_start, history.n_tokens),
+        )
+    replay_s = watch.lap("replay_s")
+
+    report = RecallReport(
+        blocks=_blocks(session, frame, target, stayed, candidates, scores),
+        n_view=view.n_tokens,
+        n_candidates=len(candidates),
+        n_selected=len(selected),
+        timings=RecallTimings(score_s, select_s, apply_s, replay_s),
+        noop=noop,
+        mid_answer=tail is not None,
+    )
+    session.link.emit(Recalled(report))
+    return report, logits
+
+
+def _blocks(
+    session: Session,
+    frame: Frame,
+    target: Target,
+    stayed: Set[int],
+    candidates: NDArray[np.int64],
+    scores: NDArray[np.float64],
+) -> tuple[RecalledBlock, ...]:
+    scored = candidates[: len(scores)]
+    by_start = {
+        int(number) * frame.block: (int(rank), float(score))
+        for number, rank, score in zip(scored, ranks(scores, scored), scores, strict=True)
+    }
+    vocab = session.core.model.vocab
+    blocks = []
+    for placed in target.placed:
+        part = placed.part
+        tokens = session.history.tokens(part.start, part.end)
+        rank, score = by_start.get(part.start, (None, None))
+        blocks.append(
+            RecalledBlock(
+                start=part.start,
+                count=part.count,
+                rank=rank,
+                score=score,
+                why=frame.why.get(part.start, "selected"),
+                position=placed.position,
+                resident=part.start in stayed,
+                text=vocab.detokenize(tokens).decode("utf-8", "replace"),
+            )
+        )
+    return tuple(blocks)

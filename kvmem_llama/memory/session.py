@@ -1,0 +1,180 @@
+"""What one workspace keeps under the kvmem policy, and the two moves every step is made of: going to a
+target view, and evaluating tokens at the end of it. Owner thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvmem_llama.engine.core import EngineCore
+from kvmem_llama.engine.requests import Decode, Phase, TaskGenerator
+from kvmem_llama.errors import Cancelled, InvalidOption, ModelUnsupported
+from kvmem_llama.native.layout import F32
+from kvmem_llama.store.host import HostStore
+
+from .budget import Budget
+from .canonical import Canonical, Part
+from .history import History
+from .index import MeanKIndex
+from .link import TaskLink
+from .planner import Target
+from .query_rows import QueryBuffer, ScoredLayers
+from .report import Finished, StepResult
+from .view import View
+
+
+class Session:
+    """The history of a workspace, its view, and the engine both belong to."""
+
+    after_step: ClassVar[Callable[[Session], None] | None] = None
+    """Called at the end of every step. Tests set it to invariants.check."""
+
+    def __init__(self, core: EngineCore, history: History | None = None) -> None:
+        """history: that of a fork. Raises ModelUnsupported for a model without hooks, InvalidOption."""
+        if core.hooks is None:
+            raise ModelUnsupported(
+                core.model.arch,
+                "its keys cannot be captured",
+                hint="Use --policy full_context or --policy sliding_window.",
+            )
+        settings = core.settings
+        self.core: Final = core
+        self.hooks: Final = core.hooks
+        self.settings: Final = settings
+        self.link: Final = TaskLink(core)
+        self.budget: Final = Budget.of(settings, core.n_view, core.model.n_ctx_train)
+        self.layers: Final = ScoredLayers(self.hooks.layers, settings.scored_layers())
+        if history is None:
+            index = MeanKIndex(self.hooks.layers, self.hooks.layout, settings.scored_layers())
+            history = History(HostStore(), index, self.budget.block, self.hooks.layout.nbytes)
+        self.history: Final = history
+        self.view: Final = View(core.pool, self.hooks, history, settings, self.budget.n_slack)
+
+    def fork(self) -> Self:
+        """A session of its own over the committed history; it has no cells yet."""
+        return type(self)(self.core, self.history.fork())
+
+    @property
+    def canonical(self) -> Canonical:
+        """The canonical view as the pins are now."""
+        return self.budget.canonical(self.history.pins)
+
+    # -- the life of a task
+
+    def begin(self) -> None:
+        """A task starts: it may have been given another sequence id, but only with an empty view."""
+        assert self.view.seq == self.core.seq or not self.view.n_tokens
+        self.view.seq = self.core.seq
+
+    def finish(self, result: StepResult) -> None:
+        """A step is committed."""
+        check = type(self).after_step
+        if check is not None:
+            check(self)
+        self.link.emit(Finished(result))
+
+    def evict(self) -> None:
+        """Gives up every cell; the next step rebuilds its view from records. See engine.sequences.Resident."""
+        self.view.clear()
+        self.view.seq = -1
+
+    def drop_from(self, n_tokens: int) -> None:
+        """Takes tokens that were evaluated in this step out of the history and the view again."""
+        if n_tokens < self.history.n_tokens:
+            self.view.drop_from(n_tokens)
+            self.view.slack.forget(n_tokens)
+            self.history.cut(n_tokens)
+
+    # -- positions
+
+    def is_original(self, end: int) -> bool:
+        """Blocks keep their token positions in a view that is to reach token position `end`."""
+        return self.settings.position_mode != "compact" and end <= self.budget.n_train
+
+    def check_positions(self, end: int) -> None:
+        """Raises InvalidOption if original positions were asked for and the history outgrows the window."""
+        if self.settings.position_mode == "original" and end > self.budget.n_train:
+            raise InvalidOption(
+                "--position-mode",
+                "original",
+                f"the history would reach {end} tokens, the model was trained with {self.budget.n_train}",
+                hint="Use --position-mode auto, which packs positions once they outgrow the window.",
+            )
+
+    # -- views
+
+    def room(self, at: int, n_view: int) -> int:
+        """Tokens that can be evaluated from position `at` on before a view of `n_view` tokens is full, or its
+        positions reach the end of the trained window."""
+        return min(n_view - self.view.n_tokens, self.budget.n_train - self.view.position_of(at))
+
+    def target(self, parts: Sequence[Part], end: int) -> Target:
+        """`parts` at the positions they get in a view that is to reach token position `end`."""
+        return Target.of(parts, original=self.is_original(end))
+
+    def go_to(self, target: Target, *, rebuild: bool) -> None:
+        """Makes the view `target`, by the cheapest plan."""
+        self.view.apply(target, self.view.plan(target, rebuild=rebuild))
+
+    def shrunk_view(self, n_more: int) -> tuple[Part, ...]:
+        """The parts of the view as it is, without the oldest blocks that stand in the way of `n_more` tokens;
+        sink, pins and the block that is still open stay."""
+        canonical = self.canonical
+        surplus = self.view.n_tokens + n_more - self.budget.n_view
+        kept = []
+        for part in (r.part for r in self.view):
+            is_fixed = part.start < canonical.n_sink or part.start in canonical.pins
+            if surplus > 0 and not is_fixed and part.count == self.budget.block:
+                surplus -= part.count
+            else:
+                kept.append(part)
+        return tuple(kept)
+
+    # -- evaluation
+
+    def feed(
+        self,
+        start: int,
+        end: int,
+        phase: Phase,
+        *,
+        logits: bool = False,
+        query: QueryBuffer | None = None,
+        scored: NDArray[np.bool_] | None = None,
+        done: Callable[[int], None] | None = None,
+    ) -> TaskGenerator[F32 | None]:
+        """Evaluates the tokens start .. end-1 of the history at the end of the view -> logits of the last
+        one if asked for, valid until the next request.
+
+        query: takes the raw Q of the tokens where `scored` ([end - start]; None: all) is true.
+        done: called with the token position reached, after every batch.
+        Raises Cancelled, too, if the task was asked to stop before there is an answer to keep.
+        """
+        tokens = self.history.tokens(start, end)
+        first = self.view.position_of(start)
+        positions = np.arange(first, first + len(tokens), dtype=np.int32)
+        cells = self.view.take_cells(len(tokens))
+        n = 0
+        last: F32 | None = None
+        try:
+            while n < len(tokens):
+                if phase in (Phase.READ, Phase.QUERY) and self.link.stop_requested:
+                    raise Cancelled()
+                decoded = yield Decode(
+                    self.view.seq, tokens[n:], positions[n:], cells[n:], phase, query is not None, logits
+                )
+                here = slice(n, n + decoded.n)
+                self.view.extend(start + n, cells[here])
+                n += decoded.n
+                self.history.stage(self.hooks, start + here.start, decoded.rows, cells[here])
+                if query is not None:
+                    query.add(self.hooks, decoded.rows if scored is None else decoded.rows[scored[here]])
+                last = decoded.logits
+                if done is not None:
+                    done(start + n)
+        finally:
+            self.view.give_back(cells[n:])
+        return last

@@ -1,0 +1,129 @@
+"""One step: check, read, first pass of the query, recall, replay, answer, commit."""
+
+from __future__ import annotations
+
+from kvmem_llama.engine.requests import Phase, TaskGenerator
+from kvmem_llama.native.layout import F32, I32
+
+from .answering import Answering, n_penalized
+from .frame import frame_of_query
+from .growing import RecallingGrowth
+from .guard import provisional
+from .query import StepRequest, query_of
+from .query_rows import QueryBuffer
+from .reading import read_history
+from .recall import recall
+from .report import RecallReport, StepResult
+from .session import Session
+from .stopwatch import Stopwatch
+
+PHASES = ("read_s", "query_s", "recall_s", "replay_s", "decode_s")
+
+
+class Step:
+    """One step of one session; `run` once."""
+
+    def __init__(self, session: Session, request: StepRequest) -> None:
+        self._session = session
+        self._request = request
+        query = query_of(request, session.settings)
+        first = session.history.n_committed
+        self._first = first
+        self._query = (first + query.start, first + len(request.tokens))  # token positions [start, end)
+        self._scored = query.scored
+        self._query_rows = QueryBuffer(session.layers)
+        self._watch = Stopwatch(*PHASES)
+
+    def run(self) -> TaskGenerator[StepResult]:
+        """Raises MandatoryTooLarge or InvalidOption before anything is evaluated. Whatever is raised later,
+        the history is as the last step left it."""
+        session, history, budget = self._session, self._session.history, self._session.budget
+        start, end = self._query
+        budget.check_read(session.canonical)
+        budget.check_step(session.canonical, start, end - start)
+        session.check_positions(end + budget.n_reserve)
+        session.begin()
+        with provisional(session, keep_until=start):
+            history.extend(self._request.tokens)
+            n_reused = history.adopt(start)
+            yield from read_history(session, self._first + n_reused, start)
+            self._watch.lap("read_s")
+            logits, recalls = yield from self._ask()
+            growth = RecallingGrowth(session, self._query, self._query_rows, self._watch)
+            answer = Answering(session.core.model.vocab, session.link, growth, self._request)
+            seen = history.tokens(max(end - n_penalized(self._request), 0))
+            finish_reason = yield from answer.run(seen, logits)
+            self._watch.lap("decode_s")
+            history.commit()
+            session.view.tidy()
+        result = StepResult(
+            text=answer.text,
+            tokens=tuple(answer.tokens),
+            finish_reason=finish_reason,
+            n_read=start - self._first - n_reused,
+            n_query=end - start,
+            n_generated=len(answer.tokens),
+            n_reused=n_reused,
+            timings=self._watch.seconds | {"total_s": self._watch.total},
+            recalls=(*recalls, *growth.recalls),
+        )
+        session.finish(result)
+        return result
+
+    def _ask(self) -> TaskGenerator[tuple[F32 | None, list[RecallReport]]]:
+        """The first pass of the query, then recall and replay if the history does not fit the view."""
+        session, budget, canonical = self._session, self._session.budget, self._session.canonical
+        start, end = self._query
+        reach = max(canonical.epoch_end(start), end + budget.n_reserve)  # decides on the kind of positions
+        everything_fits = canonical.keeps_all(start) and end + budget.n_reserve <= budget.n_view
+        if session.settings.first_pass == "canonical" or everything_fits or session.view.end != start:
+            tail_start = None if everything_fits else canonical.first_pass_start(start, end - start)
+            parts = canonical.view(start, tail_start)
+            session.go_to(session.target(parts, reach), rebuild=True)
+        else:
+            parts = session.shrunk_view(end - start)
+            session.go_to(session.target(parts, reach), rebuild=False)
+        logits = yield from session.feed(
+            start,
+            end,
+            Phase.QUERY,
+            logits=True,
+            query=self._query_rows,
+            scored=self._scored,
+            done=session.link.progress(Phase.QUERY, start, end),
+        )
+        self._watch.lap("query_s")
+        if everything_fits:
+            return logits, []
+        frame = frame_of_query(budget, canonical, start, end - start)
+        rows = self._query_rows.rows()
+        report, logits = yield from recall(session, frame, rows, reach, logits, self._watch)
+        return logits, [report]
+
+
+def read(session: Session, tokens: I32) -> TaskGenerator[StepResult]:
+    """A step without a query: all tokens are read as history and committed."""
+    history, watch = session.history, Stopwatch(*PHASES)
+    first, end = history.n_committed, history.n_committed + len(tokens)
+    session.budget.check_read(session.canonical)
+    session.check_positions(end)
+    session.begin()
+    with provisional(session, keep_until=end):
+        history.extend(tokens)
+        n_reused = history.adopt(end)
+        yield from read_history(session, first + n_reused, end)
+        history.commit()
+        session.view.tidy()
+    watch.lap("read_s")
+    result = StepResult(
+        text="",
+        tokens=(),
+        finish_reason="stop",
+        n_read=len(tokens) - n_reused,
+        n_query=0,
+        n_generated=0,
+        n_reused=n_reused,
+        timings=watch.seconds | {"total_s": watch.total},
+    )
+    session.finish(result)
+    return result

@@ -1,0 +1,24 @@
+"""Where the time of a step goes."""
+
+from __future__ import annotations
+
+import time
+
+
+class Stopwatch:
+    """Seconds by name; every lap begins where the last one ended."""
+
+    def __init__(self, *names: str) -> None:
+        self.seconds = dict.fromkeys(names, 0.0)
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> float:
+        """Adds the time since the last lap to `name` -> that time."""
+        now = time.perf_counter()
+        passed, self._last = now - self._last, now
+        self.seconds[name] = self.seconds.get(name, 0.0) + passed
+        return passed
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())

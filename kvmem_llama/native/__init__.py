@@ -1,0 +1,1 @@
+"""The cffi layer: loading the libraries that our build installs, the memory hooks, the kernels."""

@@ -1,0 +1,95 @@
+"""The paper's policy: all history stays, a bounded and query-dependent part of it is in the view."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from kvmem_llama.engine.core import EngineCore
+from kvmem_llama.engine.requests import TaskGenerator
+from kvmem_llama.errors import InvalidOption, MandatoryTooLarge
+from kvmem_llama.memory.query import StepRequest
+from kvmem_llama.memory.report import StepResult
+from kvmem_llama.memory.session import Session
+from kvmem_llama.memory.step import Step, read
+from kvmem_llama.native.layout import I32
+
+from .policy import MemoryStats
+
+
+class KVMem:
+    """See policies.policy.Policy."""
+
+    name = "kvmem"
+
+    def __init__(self, core: EngineCore) -> None:
+        self._session = Session(core)
+
+    @property
+    def n_view(self) -> int:
+        return self._session.budget.n_view
+
+    @property
+    def n_tokens(self) -> int:
+        return self._session.history.n_committed
+
+    def tokens(self, start: int = 0, end: int | None = None) -> I32:
+        return self._session.history.tokens(start, end)
+
+    def read(self, tokens: I32) -> TaskGenerator[StepResult]:
+        return read(self._session, tokens)
+
+    def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
+        return Step(self._session, request).run()
+
+    def truncate(self, n_tokens: int) -> None:
+        self._session.view.drop_from(n_tokens)
+        self._session.view.slack.forget(n_tokens)
+        self._session.history.truncate(n_tokens)
+        self._session.view.tidy()
+
+    def fork(self) -> Self:
+        other = object.__new__(type(self))
+        other._session = self._session.fork()
+        return other
+
+    def pin(self, start: int, end: int) -> None:
+        history, budget = self._session.history, self._session.budget
+        pins = [*history.pins, (start, end)]
+        needed = budget.canonical(pins).n_least + budget.n_reserve
+        if needed > budget.n_view:
+            raise MandatoryTooLarge(
+                needed, budget.n_view, hint="Pin fewer tokens, or use a larger view (-c)."
+            )
+        history.pins = pins
+
+    def unpin(self, start: int, end: int) -> None:
+        history = self._session.history
+        if (start, end) not in history.pins:
+            raise InvalidOption(
+                "unpin", f"{start}..{end}", "no such pin", hint=f"Pins are {history.pins or 'none'}."
+            )
+        history.pins.remove((start, end))
+
+    def stats(self) -> MemoryStats:
+        history, view = self._session.history, self._session.view
+        store = history.store.stats()
+        return MemoryStats(
+            policy=self.name,
+            n_tokens=history.n_committed,
+            n_view=self._session.budget.n_view,
+            n_resident=view.n_tokens,
+            n_hidden=view.slack.n_tokens,
+            n_cells_used=self._session.core.pool.n_used,
+            n_blocks=len(history.table),
+            n_orphans=len(history.orphans),
+            n_records=store.n_records,
+            store_bytes=store.n_bytes,
+            index_bytes=history.index.nbytes,
+            pins=tuple(history.pins),
+        )
+
+    def evict(self) -> None:
+        self._session.evict()
+
+    def close(self) -> None:
+        self._session.history.close()

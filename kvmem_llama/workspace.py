@@ -1,0 +1,280 @@
+"""What a program uses: an engine, workspaces on it, and the stream of a running step."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .conversation import N_CLOSING, Conversation, document_text
+from .engine.chat_template import ChatTemplate
+from .engine.core import EngineCore
+from .engine.engine import Engine
+from .engine.requests import TaskGenerator
+from .engine.resources import open_resources
+from .engine.sampler import SamplingParams
+from .engine.task import Task
+from .errors import EngineClosed, InvalidOption, WorkspaceBusy, WorkspaceClosed
+from .memory.query import StepRequest
+from .memory.report import Event, StepResult
+from .memory.scoring import make_scorer
+from .native.layout import I32
+from .policies import MemoryStats, Policy, make_policy
+from .settings import Settings
+
+
+def open_engine(model_path: str | Path, settings: Settings) -> WorkspaceEngine:
+    """Loads a model and starts its owner thread. Close it, or use it in a `with`.
+
+    Raises ModelError, LibraryError, InvalidOption or EngineError.
+    """
+
+    def prepare(core: EngineCore) -> None:
+        core.scorer = make_scorer(settings)
+
+    return WorkspaceEngine(lambda: open_resources(model_path, settings, prepare))
+
+
+class WorkspaceEngine(Engine):
+    """An engine with workspaces on it. Any thread."""
+
+    def workspace(self, policy: str | None = None, system: str | None = None) -> Workspace:
+        """An empty workspace. policy: what its model attends to; None: that of the settings.
+
+        Raises InvalidOption, ModelUnsupported (the model cannot serve the policy) or EngineClosed.
+        """
+        name = policy or self.core.settings.policy
+        memory = self.call(lambda core: make_policy(name, core))
+        model = self.core.model
+        template = ChatTemplate(model.vocab, model.chat_template)
+        return Workspace(self, memory, Conversation(model.vocab, template, system))
+
+
+class Stream:
+    """The events of one step while it runs. One reader; the other methods from any thread."""
+
+    def __init__(self, task: Task[StepResult]) -> None:
+        self._task = task
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events until the step ends; then raises what the step raised, if it failed."""
+        for event in self._task.events():
+            yield cast(Event, event)
+        self._task.result()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Waits for the end (seconds; None: as long as it takes). Raises what the step raised: Cancelled,
+        MandatoryTooLarge, DecodeFailed ...; or TimeoutError, and the step goes on."""
+        return self._task.result(timeout)
+
+    def cancel(self) -> None:
+        """Undoes the step, soon; `result` then raises Cancelled."""
+        self._task.cancel()
+
+    def stop(self) -> None:
+        """Ends the answer, soon, and keeps what there is of it; before it has begun, the same as `cancel`."""
+        self._task.stop()
+
+    @property
+    def done(self) -> bool:
+        return self._task.done
+
+
+class Workspace:
+    """One history and the memory of it. Any thread, but one step at a time: WorkspaceBusy otherwise."""
+
+    def __init__(self, engine: WorkspaceEngine, policy: Policy, conversation: Conversation) -> None:
+        self._engine: Final = engine
+        self._policy: Final = policy
+        self._conversation: Final = conversation
+        self._lock = threading.Lock()
+        self._closed = False
+        self._stream: Stream | None = None  # the newest
+        self._asked_at: int | None = None  # token position where its turn began, if it was one
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the finished steps."""
+        return self._policy.n_tokens
+
+    @property
+    def n_view(self) -> int:
+        """Most tokens the model attends to at once."""
+        return self._policy.n_view
+
+    # -- steps
+
+    def read(self, text: str, source: str = "") -> Stream:
+        """Appends a text, under the name of its source if it has one."""
+        with self._idle():
+            text = document_text(source, text) if source else text
+            tokens = self._conversation.text_tokens(text, first=not self.n_tokens)
+            return self._start(self._policy.read(tokens))
+
+    def read_tokens(self, tokens: Sequence[int] | I32) -> Stream:
+        """Appends token ids."""
+        with self._idle():
+            return self._start(self._policy.read(np.asarray(tokens, dtype=np.int32)))
+
+    def ask(
+        self,
+        question: str,
+        context: Sequence[tuple[str, str]] = (),
+        *,
+        sampling: SamplingParams,
+        max_tokens: int = -1,
+        stop: Sequence[str] = (),
+    ) -> Stream:
+        """Asks a question in the model's chat template and streams the answer.
+
+        context: texts (name, text) that belong to the question; they are read as history.
+        max_tokens: -1: no limit. stop: texts at which the answer ends, not part of it.
+        """
+        with self._idle():
+            newest = self._policy.tokens(max(self.n_tokens - N_CLOSING, 0))
+            turn = self._conversation.next_turn(question, context, newest)
+            request = StepRequest(
+                tokens=turn.tokens,
+                query_start=turn.question,
+                scored=turn.scored,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=(*stop, *self._conversation.stop_strings),
+            )
+            start = self.n_tokens
+            stream = self._start(self._policy.step(request))
+            self._asked_at = start
+            return stream
+
+    def step(
+        self,
+        tokens: Sequence[int] | I32,
+        query_start: int = 0,
+        scored: NDArray[np.bool_] | None = None,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = -1,
+        stop: Sequence[str] = (),
+    ) -> Stream:
+        """Appends token ids and streams the answer to them.
+
+        query_start: index of the first one that may belong to the query. scored: [n] which are text; None: all.
+        """
+        with self._idle():
+            ids = np.asarray(tokens, dtype=np.int32)
+            request = StepRequest(
+                tokens=ids,
+                query_start=query_start,
+                scored=np.ones(len(ids), np.bool_) if scored is None else scored,
+                sampling=sampling or SamplingParams.of(self._engine.core.settings, self.n_view),
+                max_tokens=max_tokens,
+                stop=stop,
+            )
+            return self._start(self._policy.step(request))
+
+    # -- the history
+
+    def history(self) -> I32:
+        """Token ids of the finished steps, [n_tokens]."""
+        with self._idle():
+            return self._policy.tokens()
+
+    def truncate(self, n_tokens: int) -> None:
+        """Drops all but the first `n_tokens` tokens. Raises InvalidOption if there are fewer."""
+        with self._idle():
+            was = self.n_tokens
+            if not 0 <= n_tokens <= was:
+                raise InvalidOption("n_tokens", n_tokens, f"the history holds {was} tokens")
+            self._engine.call(lambda core: self._policy.truncate(n_tokens))
+            self._conversation.truncate(n_tokens, was)
+
+    def fork(self) -> Workspace:
+        """A workspace of its own with the same history; the two share what neither can change."""
+        with self._idle():
+            policy = self._engine.call(lambda core: self._policy.fork())
+            return Workspace(self._engine, policy, self._conversation.fork())
+
+    def pin(self, start: int, end: int) -> None:
+        """Keeps the blocks of the tokens start .. end-1 in every view from now on.
+
+        Raises InvalidOption for tokens that do not exist, MandatoryTooLarge if the pins leave no room.
+        """
+        with self._idle():
+            if not 0 <= start < end <= self.n_tokens:
+                raise InvalidOption("pin", f"{start}..{end}", f"the history holds {self.n_tokens} tokens")
+            self._engine.call(lambda core: self._policy.pin(start, end))
+
+    def unpin(self, start: int, end: int) -> None:
+        """Takes back one `pin` of the same tokens. Raises InvalidOption if there is none."""
+        with self._idle():
+            self._engine.call(lambda core: self._policy.unpin(start, end))
+
+    def stats(self) -> MemoryStats:
+        """Counts and sizes as they are now; also while a step runs."""
+        self._refuse_if_closed()
+        return self._engine.call(lambda core: self._policy.stats())
+
+    # -- end
+
+    def close(self) -> None:
+        """Cancels a running step and frees everything. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            stream = self._stream
+        if stream is not None and not stream.done:
+            stream.cancel()
+            with contextlib.suppress(Exception):
+                stream.result()
+        with contextlib.suppress(EngineClosed):
+            self._engine.release(self._policy)
+            self._engine.call(lambda core: self._policy.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- private
+
+    @contextlib.contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Within: no step runs and none can begin. Raises WorkspaceClosed or WorkspaceBusy."""
+        if not self._lock.acquire(blocking=False):
+            raise WorkspaceBusy()
+        try:
+            self._refuse_if_closed()
+            if self._stream is not None and not self._stream.done:
+                raise WorkspaceBusy()
+            self._settle()
+            yield
+        finally:
+            self._lock.release()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise WorkspaceClosed()
+
+    def _settle(self) -> None:
+        """Takes note of the turn that the newest step has added, if it succeeded."""
+        stream, start = self._stream, self._asked_at
+        self._stream = self._asked_at = None
+        if stream is None or start is None:
+            return
+        with contextlib.suppress(Exception):  # a failed step added nothing; its reader has been told
+            result = stream.result()
+            self._conversation.answered(start, result.text, result.tokens[-1] if result.tokens else None)
+
+    def _start(self, generator: TaskGenerator[StepResult]) -> Stream:
+        task = self._engine.submit(lambda core: generator, resident=self._policy)
+        self._stream = Stream(task)
+        return self._stream

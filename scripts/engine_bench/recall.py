@@ -1,0 +1,98 @@
+"""What a recall costs: against reading the selected text again, and with each of the three savings turned off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.memory.report import RecallReport, StepResult
+from kvmem_llama.settings import Settings
+from kvmem_llama.workspace import Workspace, open_engine
+
+from .pairs import paired_ratio
+
+GREEDY = SamplingParams(temp=0)
+N_QUESTION = 64
+
+
+def text_like(n: int, seed: int) -> np.ndarray:
+    """Token ids in runs that repeat, so that blocks differ from each other like passages of a text do."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(1000, 40000, (max(n // 256, 1), 24))
+    return np.concatenate([rng.choice(row, 256) for row in words])[:n].astype(np.int32)
+
+
+def question(i: int) -> np.ndarray:
+    return text_like(N_QUESTION, 1000 + i)
+
+
+@contextmanager
+def history(model: str, settings: Settings, n_tokens: int) -> Iterator[tuple[Workspace, float]]:
+    """A workspace that has read `n_tokens` tokens, and the seconds it took."""
+    with open_engine(Path(model), settings) as engine, engine.workspace() as ws:
+        began = time.perf_counter()
+        ws.read_tokens(text_like(n_tokens, 5)).result()
+        yield ws, time.perf_counter() - began
+
+
+def ask(ws: Workspace, i: int) -> tuple[StepResult, RecallReport]:
+    """One question in a fork, one token of answer."""
+    with ws.fork() as fork:
+        result = fork.step(question(i), 0, sampling=GREEDY, max_tokens=1).result()
+    return result, result.recalls[0]
+
+
+def against_reading(model: str, settings: Settings, n_history: int, n_rounds: int) -> list[str]:
+    """Recall (score + select + apply + replay of 64 tokens) against prefilling the selected text and the question."""
+    lines = []
+    with history(model, settings, n_history) as (ws, read_s):
+        recalls, rereads, parts = [], [], []
+        for i in range(n_rounds + 1):
+            _, report = ask(ws, i)
+            n_selected = sum(b.count for b in report.blocks if b.why == "selected")
+            with ws.fork() as empty:
+                empty.truncate(0)
+                began = time.perf_counter()
+                empty.read_tokens(text_like(n_selected + N_QUESTION, 77)).result()
+                seconds = time.perf_counter() - began
+            if i:
+                recalls.append(report.timings.total_s)
+                rereads.append(seconds)
+                t = report.timings
+                parts.append((t.score_s, t.select_s, t.apply_s, t.replay_s))
+        names = ("score", "select", "apply", "replay")
+        medians = ", ".join(f"{n} {1e3 * m:.1f} ms" for n, m in zip(names, np.median(parts, axis=0), strict=True))
+        lines.append(f"history {n_history} tokens, view {settings.n_ctx}, {n_selected} tokens selected, read in {read_s:.0f} s")
+        lines.append(f"recall  median {1e3 * np.median(recalls):.1f} ms ({medians})")
+        lines.append(f"reading the selected text again / recall: {paired_ratio(rereads, recalls)}")
+        lines.append(f"reading the whole history again / recall: {read_s / np.median(recalls):.0f}")
+    return lines
+
+
+ABLATIONS = {"as shipped": {}, "reuse off": {"reuse_resident": False}, "packing off": {"packing": False}, "shortcut off": {"replay_shortcut": False}}
+
+
+def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> list[str]:
+    """Each saving off in turn. Every question is asked twice in one workspace: the second recall finds its blocks resident."""
+    lines = []
+    for name, off in ABLATIONS.items():
+        with history(model, replace(settings, first_pass="current", **off), n_history) as (ws, _):
+            apply_s, total_s, n_noop = [], [], 0
+            for i in range(n_rounds):
+                for _ in range(2):
+                    report = ws.step(question(i), 0, sampling=GREEDY, max_tokens=1).result().recalls[0]
+                    apply_s.append(report.timings.apply_s)
+                    total_s.append(report.timings.total_s)
+                    n_noop += report.noop
+                    resident = np.mean([b.resident for b in report.blocks])
+            lines.append(
+                f"{name:14} apply {1e3 * np.median(apply_s):7.2f} ms   recall {1e3 * np.median(total_s):7.1f} ms"
+                f"   {n_noop} of {len(total_s)} without replay   {100 * resident:.0f}% of the last view was resident"
+            )
+    return lines

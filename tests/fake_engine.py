@@ -1,0 +1,188 @@
+"""A stand-in for kvmem_llama.workspace: scripted answers, no model and no native library.
+
+The command line is tested against it. It keeps what it was asked, and obeys stop and cancel as the real one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvmem_llama.memory.positions import TokenPos, ViewPos
+
+from kvmem_llama.errors import Cancelled
+from kvmem_llama.memory.report import (
+    Event,
+    Finished,
+    Progress,
+    Recalled,
+    RecalledBlock,
+    RecallReport,
+    RecallTimings,
+    StepResult,
+    TextPiece,
+)
+from kvmem_llama.settings import Settings
+
+
+@dataclass
+class Script:
+    """What the fake does and what it saw."""
+
+    answer: str = "The key is under the mat."
+    read_pause: float = 0.0  # seconds before each report of progress
+    reports: list[RecallReport] = field(default_factory=list)
+    error: BaseException | None = None  # raised by the next question, once
+    open_error: BaseException | None = None
+    finish_reason: str = "stop"
+    before_read: Callable[[int], None] = lambda _i: None
+    before_piece: Callable[[int], None] = lambda _i: None
+    # seen
+    settings: Settings | None = None
+    model: Path | None = None
+    policy: str | None = None
+    system: str | None = None
+    asked: list[tuple[str, list[tuple[str, str]], Any, int]] = field(default_factory=list)
+    committed: list[str] = field(default_factory=list)  # "stop", "truncated" ... of every committed answer
+    n_cancelled: int = 0
+    n_closed: int = 0
+    told: threading.Event = field(default_factory=threading.Event)  # to stop or to cancel
+
+    def module(self) -> ModuleType:
+        """To stand in sys.modules for kvmem_llama.workspace."""
+        module = ModuleType("kvmem_llama.workspace")
+        module.open_engine = self._open  # type: ignore[attr-defined]
+        return module
+
+    def _open(self, model_path: Path, settings: Settings) -> FakeEngine:
+        if self.open_error is not None:
+            raise self.open_error
+        self.model, self.settings = model_path, settings
+        return FakeEngine(self)
+
+
+class _Closing:
+    def __init__(self, script: Script) -> None:
+        self.script = script
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.script.n_closed += 1
+
+
+class FakeEngine(_Closing):
+    def workspace(self, policy: str | None = None, system: str | None = None) -> FakeWorkspace:
+        self.script.policy, self.script.system = policy, system
+        return FakeWorkspace(self.script)
+
+
+class FakeWorkspace(_Closing):
+    n_tokens = 0
+    n_view = 512
+
+    def ask(
+        self,
+        question: str,
+        context: Sequence[tuple[str, str]] = (),
+        *,
+        sampling: Any,
+        max_tokens: int = -1,
+        stop: Sequence[str] = (),
+    ) -> FakeStream:
+        self.script.asked.append((question, list(context), sampling, max_tokens))
+        error, self.script.error = self.script.error, None
+        if error is not None:
+            raise error
+        return FakeStream(self.script)
+
+
+class FakeStream:
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._stop = threading.Event()
+        self._cancel = threading.Event()
+        self._result: StepResult | None = None
+        self._events = self._run()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._events
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._script.told.set()
+
+    def cancel(self) -> None:
+        if self._result is None and not self._cancel.is_set():
+            self._script.n_cancelled += 1
+            self._cancel.set()
+        self._script.told.set()
+
+    def result(self) -> StepResult:
+        for _event in self._events:
+            pass
+        if self._result is None:
+            raise Cancelled
+        return self._result
+
+    def _run(self) -> Iterator[Event]:
+        script = self._script
+        for done in (0, 128, 256):
+            script.before_read(done)
+            time.sleep(script.read_pause)
+            self._check()
+            yield Progress("read", done, 256)
+        for report in script.reports:
+            if not report.mid_answer:
+                yield Recalled(report)
+        pieces = script.answer.split(" ")
+        said: list[str] = []
+        for i, piece in enumerate(pieces):
+            script.before_piece(i)
+            self._check()
+            if self._stop.is_set():
+                break
+            if i == 1:
+                yield from (Recalled(report) for report in script.reports if report.mid_answer)
+            said.append(piece if i == 0 else " " + piece)
+            yield TextPiece(said[-1], i)
+        reason: Any = "truncated" if self._stop.is_set() else script.finish_reason
+        script.committed.append(reason)
+        timings = {"read_s": 0.5, "decode_s": float("nan"), "total_s": 1.0}
+        self._result = StepResult(
+            "".join(said),
+            tuple(range(len(said))),
+            reason,
+            256,
+            5,
+            len(said),
+            0,
+            timings,
+            tuple(script.reports),
+        )
+        yield Finished(self._result)
+
+    def _check(self) -> None:
+        if self._cancel.is_set():
+            raise Cancelled
+
+
+def recall_report(*, mid_answer: bool = False) -> RecallReport:
+    """A small report with a block of every kind."""
+    blocks = (
+        RecalledBlock(
+            TokenPos(0), 32, None, None, "sink", ViewPos(0), True, "You are\na helpful \x1b[31massistant"
+        ),
+        RecalledBlock(
+            TokenPos(320), 32, 1, 4.25, "selected", ViewPos(32), False, "the key is under " + "x" * 300
+        ),
+        RecalledBlock(TokenPos(960), 7, None, None, "recent", ViewPos(64), True, "and then"),
+    )
+    timings = RecallTimings(0.001, 0.0001, 0.002, 0.03)
+    return RecallReport(blocks, 512, 28, 1, timings, False, mid_answer)

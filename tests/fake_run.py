@@ -1,0 +1,91 @@
+"""Runs steps of sessions on the fake model through the real scheduler, in this thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import fake_model
+import numpy as np
+import pytest
+
+from kvmem_llama.engine.requests import TaskGenerator
+from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.engine.scheduler import Scheduler
+from kvmem_llama.engine.task import Task
+from kvmem_llama.memory import answering
+from kvmem_llama.memory.invariants import check
+from kvmem_llama.memory.query import StepRequest
+from kvmem_llama.memory.report import StepResult
+from kvmem_llama.memory.session import Session
+from kvmem_llama.memory.step import Step, read
+from kvmem_llama.settings import Settings
+
+T = TypeVar("T")
+
+answering.Sampler = fake_model.FakeSampler  # type: ignore[misc, assignment]
+
+
+def text(n: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """`n` tokens that are not the end token, nor halves of a character."""
+    return np.random.default_rng(seed).integers(10, 90, n).astype(np.int32)
+
+
+def request(
+    tokens: Sequence[int] | np.ndarray[Any, Any], n: int = 0, *, query_start: int = 0, stop: Sequence[str] = ()
+) -> StepRequest:
+    """A step of text tokens with an answer of at most `n` tokens."""
+    ids = np.asarray(tokens, dtype=np.int32)
+    return StepRequest(ids, query_start, np.ones(len(ids), np.bool_), SamplingParams(temp=0), n, tuple(stop))
+
+
+class Run:
+    """A fake model with sessions on it. Every decode and every finished step is checked."""
+
+    def __init__(self, n_train: int = 10_000, *, hooks: bool = True, **options: Any) -> None:
+        options = {"n_ctx": 256, "block_size": 8, "n_ubatch": 16, "scorer": "reference", **options}
+        self.settings = Settings(**options)
+        self.model = fake_model.make_model(self.settings, n_train)
+        self.core = fake_model.fake_core(self.model, self.settings, n_train, hooks=hooks)
+        self.scheduler = Scheduler(self.core)
+        self.sessions: list[Session] = []
+        self.seqs: dict[int, int] = {}
+        fake_model.check_before_decode(self.model, self.sessions)
+
+    def session(self, seq: int = 0) -> Session:
+        return self.adopt(Session(self.core), seq)
+
+    def adopt(self, session: Session, seq: int) -> Session:
+        """A session made elsewhere (a fork) runs on sequence `seq` from now on."""
+        self.sessions.append(session)
+        self.seqs[id(session)] = seq
+        return session
+
+    def start(self, make: Callable[[], TaskGenerator[T]], seq: int) -> Task[T]:
+        task: Task[T] = Task(lambda core: make())
+        self.scheduler.add(task, seq)
+        return task
+
+    def start_step(self, session: Session, req: StepRequest) -> Task[StepResult]:
+        return self.start(lambda: Step(session, req).run(), self.seqs[id(session)])
+
+    def drive(self, *tasks: Task[Any], batches: int = 1_000_000) -> None:
+        """Runs batches until the tasks are done, or as many as given."""
+        while batches and not all(task.done for task in tasks) and self.scheduler.run_batch():
+            batches -= 1
+
+    def step(self, session: Session, req: StepRequest) -> StepResult:
+        task = self.start_step(session, req)
+        self.drive(task)
+        return task.result(0)
+
+    def read(self, session: Session, tokens: np.ndarray[Any, Any]) -> StepResult:
+        task = self.start(lambda: read(session, np.asarray(tokens, np.int32)), self.seqs[id(session)])
+        self.drive(task)
+        return task.result(0)
+
+
+@pytest.fixture
+def checked_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every finished step checks the books of its session."""
+    monkeypatch.setattr(Session, "after_step", staticmethod(check))

@@ -1,0 +1,8 @@
+"""Makes the plain llama.cpp loop importable for the tests in this folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]

@@ -1,0 +1,280 @@
+"""Whole steps on the fake model. Every decode call checks that each visible cell holds the right token at
+the right view position (fake_model.check_before_decode), every finished step that the books agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_model import END
+from fake_run import Run, checked_sessions, request, text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmem_llama.errors import Cancelled, DecodeFailed, InvalidOption, MandatoryTooLarge
+from kvmem_llama.memory.invariants import check_history
+from kvmem_llama.memory.report import StepResult
+from kvmem_llama.memory.session import Session
+
+pytestmark = pytest.mark.usefixtures("checked")
+checked = checked_sessions
+
+BASE = 1500  # tokens; the view of these tests holds 256
+
+
+def asked(n: int = BASE, **options: Any) -> tuple[Run, Session]:
+    """A session that has read `n` tokens."""
+    run = Run(**options)
+    session = run.session()
+    run.read(session, text(n))
+    return run, session
+
+
+def records(run: Run, session: Session) -> list[tuple[list[int], list[int]]]:
+    """Tokens and fingerprints of every block."""
+    out = []
+    for block in session.history.table:
+        record = session.history.store.get(block.ref)
+        out.append((run.model.tokens_of(record, block.count), run.model.fingerprints_of(record, block.count)))
+    return out
+
+
+def same(one: StepResult, other: StepResult) -> bool:
+    """The same answer from the same recalls."""
+
+    def blocks(result: StepResult) -> list[Any]:
+        return [[(b.start, b.count, b.rank, b.why, b.position) for b in r.blocks] for r in result.recalls]
+
+    return one.tokens == other.tokens and one.text == other.text and blocks(one) == blocks(other)
+
+
+# -- reading and asking
+
+
+def test_a_history_that_fits_the_view_is_the_identity() -> None:
+    run = Run()
+    session = run.session()
+    result = run.step(session, request(text(100), 20))
+    assert result.finish_reason == "length" and result.n_generated == 20 and not result.recalls
+    assert [p for b in run.model.batches for _, p, _ in b] == list(range(120))
+    assert not run.model.writes and session.history.n_committed == 120
+
+
+@pytest.mark.parametrize("mode", ["compact", "original"])
+@pytest.mark.parametrize("block_size", [1, 7, 32, 64])
+def test_a_long_history_is_read_asked_and_answered(block_size: int, mode: str) -> None:
+    run, session = asked(block_size=block_size, position_mode=mode, n_recent=0)
+    result = run.step(session, request(text(20, 1), 40))
+    report = result.recalls[0]
+    assert report.n_selected > 0 and not report.mid_answer
+    starts = [b.start for b in report.blocks]
+    assert starts == sorted(starts)
+    positions = [b.position for b in report.blocks]
+    packed = np.cumsum([0, *(b.count for b in report.blocks)])[:-1].tolist()
+    assert positions == (packed if mode == "compact" else starts)
+    assert result.n_read == 0 and result.n_query == 20 and result.n_generated == 40
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_views_of_four_blocks_work(exact: bool) -> None:
+    run, session = asked(400, n_ctx=32, exact=exact)
+    result = run.step(session, request(text(8, 1), 200))
+    assert result.finish_reason == "length" and result.n_generated == 200
+
+
+def test_an_empty_read_and_one_token_inputs_work() -> None:
+    run = Run()
+    session = run.session()
+    assert run.read(session, text(0)).n_read == 0
+    run.read(session, text(1))
+    result = run.step(session, request([20], 1))
+    assert result.n_generated == 1 and session.history.n_committed == 3
+
+
+def test_an_answer_of_many_views_is_never_cut() -> None:
+    run, session = asked()
+    result = run.step(session, request(text(20, 1), 3000))
+    assert result.n_generated == 3000 and result.finish_reason == "length"
+    mid = [r for r in result.recalls if r.mid_answer]
+    assert 3000 // session.budget.n_view <= len(mid) <= 3000 // session.budget.n_reserve
+    for report in mid:
+        whys = {b.why for b in report.blocks}
+        assert {"sink", "query", "recent", "selected"} <= whys
+        assert report.n_view + session.budget.n_reserve <= session.budget.n_view
+
+
+def test_recalls_in_mid_answer_are_at_least_a_reserve_apart() -> None:
+    run, session = asked()
+    result = run.step(session, request(text(20, 1), 1000))
+    views = [r.n_view for r in result.recalls]
+    assert all(session.budget.n_view - n >= session.budget.n_reserve for n in views)
+
+
+def test_the_rows_of_the_replay_are_the_record_not_those_of_the_first_pass() -> None:
+    run, session = asked()
+    run.step(session, request(text(20, 1), 0))
+    replayed = [f for tokens, f in records(run, session) for f in f][BASE:]
+    twin, other = asked(replay_shortcut=False)
+    twin.step(other, request(text(20, 1), 0))
+    assert replayed == [f for tokens, f in records(twin, other) for f in f][BASE:]
+    # Rows that are in cells at the end are those in the records.
+    for resident in session.view:
+        record = session.history.rows(resident.part.start)
+        prints = run.model.k[0, resident.cells, 7].astype(int).tolist()
+        assert prints == run.model.fingerprints_of(record, resident.part.count)
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(0, 40))
+def test_nothing_depends_on_the_size_of_batches(ubatch: int, other_ubatch: int, more: int) -> None:
+    results = []
+    for n_ubatch in (ubatch, other_ubatch):
+        run, session = asked(700 + more, n_ubatch=n_ubatch)
+        results.append((run.step(session, request(text(20, 1), 30)), records(run, session)))
+    assert same(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=6))
+def test_nothing_depends_on_how_a_text_was_split_into_reads(pieces: list[int]) -> None:
+    tokens = text(sum(pieces), 3)
+    run, session = Run(), None
+    session = run.session()
+    at = 0
+    for n in pieces:
+        run.read(session, tokens[at : at + n])
+        at += n
+    whole = Run()
+    other = whole.session()
+    whole.read(other, tokens)
+    assert records(run, session) == records(whole, other)
+
+
+def test_room_is_made_at_the_view_size_and_then_at_multiples_of_a_quarter() -> None:
+    run = Run(n_ubatch=13)
+    session = run.session()
+    made: list[int] = []
+    go_to = session.go_to
+
+    def spy(target: Any, *, rebuild: bool) -> None:
+        if not session.view.plan(target, rebuild=rebuild).is_noop:
+            made.append(int(session.view.end))
+        go_to(target, rebuild=rebuild)
+
+    session.go_to = spy  # type: ignore[method-assign]
+    run.read(session, text(600))
+    assert made == [256, 320, 384, 448, 512, 576]
+
+
+# -- the hard set
+
+
+def test_a_hard_set_that_is_too_large_is_refused_before_anything_is_evaluated() -> None:
+    run, session = asked(n_reserve=32)
+    calls = run.model.n_calls
+    # sink 8, query, 4 tokens of the open block, reserve 32
+    with pytest.raises(MandatoryTooLarge) as raised:
+        run.step(session, request(text(256 - 8 - 32 - 4 + 1), 0))
+    assert (raised.value.n_needed, raised.value.n_view) == (257, 256)
+    assert run.model.n_calls == calls and session.history.n_committed == BASE
+    result = run.step(session, request(text(256 - 8 - 32 - 4), 100))
+    assert result.n_generated == 100 and result.recalls[0].n_selected == 0
+
+
+def test_a_view_one_block_above_the_hard_set_works() -> None:
+    run, session = asked(n_reserve=32)
+    result = run.step(session, request(text(256 - 8 - 32 - 4 - 8), 300))
+    assert result.n_generated == 300
+
+
+def test_recent_shrinks_before_a_step_is_refused() -> None:
+    run, session = asked(n_reserve=32, n_recent=128)
+    result = run.step(session, request(text(150), 10))
+    n_recent = sum(b.count for b in result.recalls[0].blocks if b.why == "recent")
+    assert 0 < n_recent < 128
+
+
+def test_zero_budget_selects_zero_blocks() -> None:
+    run, session = asked(n_reserve=32, n_recent=192)
+    report = run.step(session, request(text(10), 5)).recalls[0]
+    assert report.n_selected == 0 and report.n_candidates > 0
+    assert all(b.why != "selected" and b.score is None for b in report.blocks)
+
+
+def test_only_the_newest_text_tokens_of_a_long_step_are_its_query() -> None:
+    run, session = asked(n_query=24)
+    result = run.step(session, request(text(700, 2), 5))
+    assert result.n_query == 24 and result.n_read == 676
+    run, session = asked(n_query=24, query_tokens="all")
+    assert run.step(session, request(text(100, 2), 5)).n_query == 100
+
+
+# -- no-op, ablations
+
+
+def test_a_recall_that_changes_nothing_skips_the_replay() -> None:
+    # Recent holds all that the canonical view keeps, and there is nothing else to select.
+    options = {"n_recent": 128, "n_reserve": 64}
+    run, session = asked(200, **options)
+    n = run.model.n_calls
+    result = run.step(session, request(text(16, 1), 0))
+    report = result.recalls[0]
+    assert report.noop and report.timings.replay_s < 1 and run.model.n_calls == n + 1
+    assert all(b.resident for b in report.blocks)
+    twin, other = asked(200, replay_shortcut=False, **options)
+    n = twin.model.n_calls
+    again = twin.step(other, request(text(16, 1), 0))
+    assert twin.model.n_calls == n + 2 and again.recalls[0].noop
+    assert records(run, session) == records(twin, other)
+
+
+@pytest.mark.parametrize("off", ["reuse_resident", "packing", "replay_shortcut"])
+def test_an_ablation_changes_the_work_but_not_the_answer(off: str) -> None:
+    run, session = asked()
+    twin, other = asked(**{off: False})
+    for seed in range(3):
+        req = request(text(20, seed), 100)
+        assert same(run.step(session, req), twin.step(other, req))
+    if off == "reuse_resident":
+        assert twin.model.n_moved == twin.model.n_shown == 0 < run.model.n_shown
+        assert sum(twin.model.writes) > sum(run.model.writes)
+    if off == "packing":
+        assert len(twin.model.writes) > len(run.model.writes) and max(twin.model.writes) <= 8
+
+
+# -- independence of earlier questions
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(1, 50), max_size=3), st.booleans())
+def test_selection_does_not_depend_on_earlier_questions(earlier: list[int], exact: bool) -> None:
+    run, base = asked(700, exact=exact)
+    question = request(text(20, 99), 10)
+    for seed in earlier:
+        fork = run.adopt(base.fork(), 0)
+        base.evict()
+        run.step(fork, request(text(10 + seed, seed), 30))
+        fork.evict()
+    fork = run.adopt(base.fork(), 0)
+    alone = run.step(fork, question)
+    fork.evict()
+    twin, other = asked(700, exact=exact)
+    assert same(twin.step(other, question), alone)
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=3))
+def test_a_question_asked_and_truncated_leaves_no_trace(earlier: list[int]) -> None:
+    run, session = asked(700)
+    for seed in earlier:
+        run.step(session, request(text(10 + seed, seed), 30))
+        truncate(run, session, 700)
+    twin, other = asked(700)
+    assert same(run.step(session, request(text(20, 99), 50)), twin.step(other, request(text(20, 99), 50)))
+
+
+def truncate(run: Run, session: Session, n: int) -> None:
+    session.view.drop_from(n)
+    session.view.slack.forget(n)
+    session.history.truncate(n)
