@@ -42,6 +42,14 @@ LAYERS = (_layer(0, 0), _layer(1, 1), _layer(2, 0))
 _MEANING = np.random.default_rng(5).normal(size=(N_VOCAB, 6)).astype(np.float32)
 
 
+_LAYER_SHIFT = np.arange(len(LAYERS), dtype=np.float32)[:, None]
+
+
+def _mix(positions: Any, tokens: Any, fingerprints: Any) -> Any:
+    p, t, f = (np.asarray(x, dtype=np.int64) for x in (positions, tokens, fingerprints))
+    return (p * 131 + t * 17 + 1) * (f + 3)
+
+
 class FakeVocab:
     """Token t is one character; 5 and 6 are halves of one."""
 
@@ -119,25 +127,30 @@ class FakeModel:
             return rc
         self.position[cells], self.seq[cells] = batch.positions, batch.seqs
         self.baked[cells], self.n_moves[cells] = batch.positions, 0
-        for i in range(batch.n):
-            self._compute(int(cells[i]), int(batch.tokens[i]))
+        for seq in np.unique(batch.seqs):
+            self._compute(cells[batch.seqs == seq], batch.tokens[batch.seqs == seq])
         self.batches.append(list(zip(batch.seqs.tolist(), batch.positions.tolist(), batch.tokens.tolist(), strict=True)))
         self._rows = batch.seqs.copy(), batch.positions.copy()
         self._row_k = self.k[:, cells].copy()
         self._logits = {i: self._logits_at(int(cells[i])) for i in range(batch.n) if batch.outputs[i]}
         return 0
 
-    def _compute(self, cell: int, token: int) -> None:
-        mine = (self.seq == self.seq[cell]) & (self.position >= 0) & (self.position < self.position[cell])
-        assert np.array_equal(self.position[mine], self.baked[mine]), "a cell is shown where it is not baked for"
-        assert len(np.unique(self.position[mine])) == mine.sum(), "two tokens at one view position"
-        tokens = self.k[0, mine, 6].astype(np.int64)
-        assert np.array_equal(tokens, self.v[0, mine, 0]), "K and V of different tokens"
-        positions, prints = self.position[mine].astype(np.int64), self.k[0, mine, 7].astype(np.int64)
-        fingerprint = int(np.sum((positions * 131 + tokens * 17 + 1) * (prints + 3)) + token) % _MODULUS
-        for layer in range(len(LAYERS)):
-            self.k[layer, cell] = [*(_MEANING[token] + layer), token, fingerprint]
-            self.v[layer, cell] = [token, fingerprint, layer, 0]
+    def _compute(self, cells: I32, tokens: I32) -> None:
+        """K and V of new tokens of one sequence, in order of their positions."""
+        old = self.seq == self.seq[cells[0]]
+        old[cells] = False
+        assert np.array_equal(self.position[old], self.baked[old]), "a cell is shown where it is not baked for"
+        assert np.array_equal(self.k[0, old, 6], self.v[0, old, 0]), "K and V of different tokens"
+        positions = self.position[old]
+        assert len(np.unique(positions)) == len(positions), "two tokens at one view position"
+        assert np.all(positions < self.position[cells[0]]), "tokens come at the end of the view"
+        attended = int(np.sum(_mix(positions, self.k[0, old, 6], self.k[0, old, 7])))
+        for cell, token in zip(cells.tolist(), tokens.tolist(), strict=True):
+            fingerprint = (attended + token) % _MODULUS
+            self.k[:, cell, :6] = _MEANING[token] + _LAYER_SHIFT
+            self.k[:, cell, 6:] = token, fingerprint
+            self.v[:, cell] = token, fingerprint, 0, 0
+            attended += int(_mix(self.position[cell], token, fingerprint))
 
     def _logits_at(self, cell: int) -> F32:
         logits = np.zeros(N_VOCAB, np.float32)
@@ -282,26 +295,25 @@ def check_before_decode(model: FakeModel, sessions: Sequence[Session]) -> None:
             seq = session.view.seq
             if seq not in batch.seqs:
                 continue
-            expected = []
-            for resident in session.view:
-                part = resident.part
-                tokens = session.history.tokens(part.start, part.end).tolist()
-                for i, (cell, token) in enumerate(zip(resident.cells, tokens, strict=True)):
-                    assert model.position[cell] == resident.position + i and model.seq[cell] == seq
-                    expected.append((resident.position + i, token))
-            assert model.visible(seq) == expected, "the view differs from the cells"
+            residents = list(session.view)
+            cells = np.concatenate([np.zeros(0, np.int32), *(r.cells for r in residents)])
+            positions = [np.arange(r.position, r.position + r.part.count) for r in residents]
+            tokens = [session.history.tokens(r.part.start, r.part.end) for r in residents]
+            assert np.array_equal(np.sort(cells), np.flatnonzero(model.seq == seq)), "cells that are not the view"
+            if residents:
+                assert np.array_equal(model.position[cells], np.concatenate(positions))
+                assert np.array_equal(model.k[0, cells, 6], np.concatenate(tokens)), "a cell of another token"
             mine = batch.seqs == seq
             n = int(mine.sum())
-            positions, end = batch.positions[mine].tolist(), int(session.view.end)
-            assert positions == list(range(positions[0], positions[0] + n)), "a gap in positions"
-            if session.view.original:
-                start = positions[0]
-                assert start >= end
-            else:
-                assert positions[0] == session.view.n_tokens, "packed positions do not go on"
+            new, end = batch.positions[mine], int(session.view.end)
+            assert np.array_equal(new, np.arange(new[0], new[0] + n)), "a gap in positions"
+            start = int(new[0])
+            if not session.view.original:
+                assert start == session.view.n_tokens, "packed positions do not go on"
                 windows = np.lib.stride_tricks.sliding_window_view(session.history.tokens(end), n)
                 start = end + int(np.flatnonzero(np.all(windows == batch.tokens[mine], axis=1))[0])
-            assert batch.tokens[mine].tolist() == session.history.tokens(start, start + n).tolist()
+            assert start >= end
+            assert np.array_equal(batch.tokens[mine], session.history.tokens(start, start + n))
             assert session.view.n_tokens + n <= session.budget.n_view, "more tokens than the view holds"
 
     model.before_decode = check

@@ -23,6 +23,8 @@ from kvmem_llama.settings import Settings
 
 T = TypeVar("T")
 
+BASE = 1500  # tokens; the view of most tests holds 256
+
 answering.Sampler = fake_model.FakeSampler  # type: ignore[misc, assignment]
 
 
@@ -83,6 +85,39 @@ class Run:
         task = self.start(lambda: read(session, np.asarray(tokens, np.int32)), self.seqs[id(session)])
         self.drive(task)
         return task.result(0)
+
+
+def asked(n: int = BASE, *, seed: int = 0, **options: Any) -> tuple[Run, Session]:
+    """A session that has read `n` tokens."""
+    run = Run(**options)
+    session = run.session()
+    run.read(session, text(n, seed))
+    return run, session
+
+
+def records(run: Run, session: Session) -> list[tuple[list[int], list[int]]]:
+    """Tokens and fingerprints of every block."""
+    out = []
+    for block in session.history.table:
+        record = session.history.store.get(block.ref)
+        out.append((run.model.tokens_of(record, block.count), run.model.fingerprints_of(record, block.count)))
+    return out
+
+
+def same(one: StepResult, other: StepResult) -> bool:
+    """The same answer from the same recalls."""
+
+    def blocks(result: StepResult) -> list[Any]:
+        return [[(b.start, b.count, b.rank, b.why, b.position) for b in r.blocks] for r in result.recalls]
+
+    return one.tokens == other.tokens and one.text == other.text and blocks(one) == blocks(other)
+
+
+def truncate(session: Session, n: int) -> None:
+    """Drops all but the first `n` tokens."""
+    session.view.drop_from(n)
+    session.view.slack.forget(n)
+    session.history.truncate(n)
 
 
 @pytest.fixture

@@ -151,7 +151,8 @@ def unpack(archive: Path, stock: Path) -> None:
                 (to + name[len(start) :] for start, to in KEPT.items() if name.startswith(start)), None
             )
             content = tar.extractfile(member) if goal and member.isfile() else None
-            if goal is None or content is None:
+            # llama.cpp's .git points to a repository that is not there; git would complain in every build.
+            if goal is None or content is None or goal.endswith("/.git"):
                 continue
             if ".." in Path(goal).parts:
                 raise VendorError(f"{archive}: member {member.name!r} points outside the archive.")

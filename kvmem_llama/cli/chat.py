@@ -85,6 +85,7 @@ class _Conversation:
             return None
         except KeyboardInterrupt:
             if self._interrupts.second():
+                note("")
                 raise
             note(f"\n{_HELP}")
             return ""

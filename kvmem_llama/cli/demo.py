@@ -36,7 +36,7 @@ def demo(
         Path, typer.Argument(help="text to read; by default the manual of llama.cpp's server")
     ] = MANUAL,
 ) -> None:
-    """Read a text much longer than the view, ask three questions about it, show what was recalled and its price."""
+    """Read a text much longer than the view, ask about it, show what was recalled and what it cost."""
     from .opening import opened_workspace
     from .output import TextPresenter, show
 
@@ -54,8 +54,8 @@ def demo(
         read_s = time.monotonic() - began
         n_read, n_view = workspace.n_tokens, workspace.n_view
         print(
-            f"read {n_read:,} tokens of {document.source} in {read_s:.0f} s ({n_read / read_s:.0f} tokens/s): "
-            f"{n_read / n_view:.0f} times the view of {n_view:,} tokens"
+            f"read {n_read:,} tokens of {document.source} in {read_s:.0f} s "
+            f"({n_read / read_s:.0f} tokens/s): {n_read / n_view:.0f} times the view of {n_view:,} tokens"
         )
         for question in QUESTIONS:
             with workspace.fork() as fork:  # every question sees the same history
@@ -76,8 +76,9 @@ def _ask(workspace: Workspace, question: str, presenter: TextPresenter, seconds_
     _print_best(report)
     n_selected = sum(block.count for block in report.blocks if block.why == "selected")
     print(
-        f"  recall took {report.timings.total_s:.2f} s; reading the {n_selected:,} recalled tokens again would take "
-        f"{n_selected * seconds_per_token:.1f} s, the whole text {n_read * seconds_per_token:.0f} s"
+        f"  recall took {report.timings.total_s:.2f} s; reading the {n_selected:,} recalled tokens again "
+        f"would take {n_selected * seconds_per_token:.1f} s, the whole text "
+        f"{n_read * seconds_per_token:.0f} s"
     )
 
 
@@ -89,6 +90,5 @@ def _print_best(report: RecallReport) -> None:
         (block for block in report.blocks if block.rank is not None), key=lambda block: block.rank or 0
     )
     for block in ranked[:N_SHOWN]:
-        print(
-            f"  {block.rank:>3}. tokens {block.start}..{block.start + block.count - 1}: {snippet(block.text, 72)}"
-        )
+        last = block.start + block.count - 1
+        print(f"  {block.rank:>3}. tokens {block.start}..{last}: {snippet(block.text, 72)}")

@@ -11,7 +11,6 @@ from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import F32
 
 from .frame import Frame
-from .planner import Target
 from .query_rows import QueryBuffer
 from .report import Recalled, RecalledBlock, RecallReport, RecallTimings
 from .scoring import QueryRows
@@ -76,7 +75,7 @@ def recall(
     replay_s = watch.lap("replay_s")
 
     report = RecallReport(
-        blocks=_blocks(session, frame, target, stayed, candidates, scores),
+        blocks=_blocks(session, frame, stayed, candidates, scores),
         n_view=view.n_tokens,
         n_candidates=len(candidates),
         n_selected=len(selected),
@@ -91,11 +90,11 @@ def recall(
 def _blocks(
     session: Session,
     frame: Frame,
-    target: Target,
     stayed: Set[int],
     candidates: NDArray[np.int64],
     scores: NDArray[np.float64],
 ) -> tuple[RecalledBlock, ...]:
+    """The view as it is after the replay."""
     scored = candidates[: len(scores)]
     by_start = {
         int(number) * frame.block: (int(rank), float(score))
@@ -103,8 +102,8 @@ def _blocks(
     }
     vocab = session.core.model.vocab
     blocks = []
-    for placed in target.placed:
-        part = placed.part
+    for resident in session.view:
+        part = resident.part
         tokens = session.history.tokens(part.start, part.end)
         rank, score = by_start.get(part.start, (None, None))
         blocks.append(
@@ -113,8 +112,8 @@ def _blocks(
                 count=part.count,
                 rank=rank,
                 score=score,
-                why=frame.why.get(part.start, "selected"),
-                position=placed.position,
+                why=frame.why.get(part.start, "query" if part.start >= frame.replay_start else "selected"),
+                position=resident.position,
                 resident=part.start in stayed,
                 text=vocab.detokenize(tokens).decode("utf-8", "replace"),
             )

@@ -44,8 +44,8 @@ class RecallTimings:
 class RecallReport:
     """One recall of memory."""
 
-    blocks: tuple[RecalledBlock, ...]  # in history order, the query not included
-    n_view: int  # tokens in the view after it, with the query
+    blocks: tuple[RecalledBlock, ...]  # the whole view, in history order
+    n_view: int  # tokens in the view
     n_candidates: int
     n_selected: int
     timings: RecallTimings

@@ -1,4 +1,4 @@
-"""The memory hooks of one llama_context: capture, cells, re-positioning, rebuild (C side: patches/llama-kvmem.h)."""
+"""The memory hooks of one llama_context: capture, cells, moves, rebuild (C side: patches/llama-kvmem.h)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvmem_llama.errors import HookFailed, ModelUnsupported
 from kvmem_llama.native.layout import F32, I32, RAW_K_ITEMSIZE, U8, BlockWrite, LayerInfo, RecordLayout
@@ -22,8 +23,8 @@ def _i32(values: I32) -> I32:
 class Hooks:
     """Every call belongs on the thread that decodes, between two `llama_decode` calls.
 
-    Raises HookFailed with the C side's text when a call is refused. A cell number addresses the same row in the full and in the
-    sliding-window cache of a model that has both.
+    Raises HookFailed with the C side's text when a call is refused. A cell number addresses the same row
+    in the full and in the sliding-window cache of a model that has both.
     """
 
     def __init__(
@@ -97,10 +98,12 @@ class Hooks:
     def _in(self, array: I32) -> Any:
         return self._ffi.from_buffer("int32_t[]", array)
 
+    def _address(self, pointer: Any) -> int:
+        return int(self._ffi.cast("uintptr_t", pointer))
+
     def _layer(self, i: int) -> LayerInfo:
         info = self._ffi.new("struct kvmem_layer_info *")
         self._check(self._lib.kvmem_layer(self._km, i, info))
-        address = lambda p: int(self._ffi.cast("uintptr_t", p))  # noqa: E731
         return LayerInfo(
             il=info.il,
             cache=info.cache,
@@ -118,12 +121,12 @@ class Hooks:
             k_rotated=bool(info.k_rotated),
             rope_params=tuple(info.rope),
             rope_factors=bool(info.rope_factors),
-            k_base=address(info.k_base),
-            v_base=address(info.v_base),
+            k_base=self._address(info.k_base),
+            v_base=self._address(info.v_base),
         )
 
     def set_exact(self, on: bool) -> None:
-        """Use the CPU backend's reference kernels: results then do not depend on batch shape or neighbours."""
+        """Use the CPU backend's reference kernels: batch shape and neighbours then change nothing."""
         self._check(self._lib.kvmem_set_exact(self._km, int(on)))
 
     # -- capture
@@ -158,7 +161,7 @@ class Hooks:
         dtype = np.float16 if self.layout.raw_k_type == "f16" else np.float32
         out = []
         for i, layer in enumerate(self.layers):
-            dst = np.empty((len(rows), layer.n_head_kv, layer.d_k), dtype)
+            dst: NDArray[Any] = np.empty((len(rows), layer.n_head_kv, layer.d_k), dtype)
             target = self._ffi.from_buffer(dst)
             self._check(self._lib.kvmem_read_k(self._km, i, self._in(rows), len(rows), target))
             out.append(dst.astype(np.float32))
@@ -261,7 +264,9 @@ class Hooks:
         rows, positions = np.ascontiguousarray(rows, np.float32), _i32(positions)
         n, n_head, d_k = rows.shape
         if d_k != self.layers[layer].d_k or len(positions) != n:
-            raise HookFailed(-1, f"rows of shape {rows.shape} and {len(positions)} positions for layer {layer}")
+            raise HookFailed(
+                -1, f"rows of shape {rows.shape} and {len(positions)} positions for layer {layer}"
+            )
         dst = np.empty_like(rows)
         source, target = self._ffi.from_buffer("float[]", rows), self._ffi.from_buffer("float[]", dst)
         self._check(self._lib.kvmem_rotate(self._km, layer, n_head, self._in(positions), n, source, target))

@@ -64,14 +64,14 @@ class RecordLayout:
     def raw_k(self, record: U8, layer: int, info: LayerInfo, count: int) -> NDArray[np.floating]:
         """View of the first `count` raw K rows of a layer: [count, n_head_kv, d_k] in the record's type."""
         start = self.k_offsets[layer]
-        dtype = np.float16 if self.raw_k_type == "f16" else np.float32
-        rows = record[start : start + count * info.raw_k_row].view(dtype)
+        dtype = np.dtype(np.float16 if self.raw_k_type == "f16" else np.float32)
+        rows: NDArray[np.floating] = record[start : start + count * info.raw_k_row].view(dtype)
         return rows.reshape(count, info.n_head_kv, info.d_k)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWrite:
-    """A block on its way into cells: record slots slot0.. go to `cells` at view positions pos0, pos0+1, ..."""
+    """A block on its way into cells: record slots slot0.. go to `cells` at view positions pos0, pos0+1..."""
 
     record: U8  # [layout.nbytes]
     slot0: int

@@ -1,8 +1,9 @@
-"""The fused path of a rebuild: raw K -> RoPE -> f16 cell in one loop on the CPU, used only where it is byte-equal to the graph.
+"""The fused path of a rebuild: raw K -> RoPE -> f16 cell in one loop on the CPU.
 
-The rotation's cosines and sines come from ggml itself (rows of ones put through the layer's own ROPE node). How a compiler contracts
-the two products of a rotation into fused multiply-adds differs between builds, so the form is found by trying each against the graph
-when the hooks are attached; if none agrees byte for byte, the graph stays.
+It is used only where it is byte-equal to the graph. The rotation's cosines and sines come from ggml itself
+(rows of ones put through the layer's own ROPE node). How a compiler contracts the two products of a rotation
+into fused multiply-adds differs between builds, so the form is found by trying each against the graph when
+the hooks are attached; if none agrees byte for byte, the graph stays.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from .hooks import Hooks
 
 _F16: Final = 1  # enum ggml_type
-_PAIRING: Final = {0: Pairing.ADJACENT, 2: Pairing.HALVES, 8: Pairing.HALVES, 40: Pairing.HALVES}  # by rope mode
+_PAIRING: Final = {
+    0: Pairing.ADJACENT,
+    2: Pairing.HALVES,
+    8: Pairing.HALVES,
+    40: Pairing.HALVES,
+}  # by rope mode
 _TABLE_STEP: Final = 1024  # positions a table grows by
 _MAX_POSITIONS: Final = 1 << 17  # a table beyond this would outgrow its use; the graph serves what lies there
 
@@ -35,12 +41,14 @@ class FusedRestore:
         self._n_threads = n_threads
         self._form = RopeForm.PLAIN
         self._n_positions = 0
-        self._tables: dict[int, F32] = {}  # layer -> [n_positions, n_dims/2, 2], shared by layers that rotate alike
+        self._tables: dict[
+            int, F32
+        ] = {}  # layer -> [n_positions, n_dims/2, 2], shared by layers that rotate alike
         self._layers: LayerTable | None = None
 
     @classmethod
     def try_create(cls, hooks: Hooks, n_threads: int) -> Self | None:
-        """None where the graph must do it: other cache types, cells outside host memory, unknown rotations, no equal form."""
+        """None where the graph must do it: other cache types, cells outside host memory, no equal form."""
         try:
             loaded = kernels.load()
         except KernelsMissing:
@@ -51,7 +59,7 @@ class FusedRestore:
         return fused if fused._find_form() else None
 
     def write(self, seq: int, blocks: Sequence[BlockWrite]) -> bool:
-        """Rebuilds blocks in empty cells -> False, with nothing written, if a position lies beyond the tables."""
+        """Rebuilds blocks in empty cells -> False, with nothing written, for positions beyond the tables."""
         end = max(block.pos0 + len(block.cells) for block in blocks)
         if end > _MAX_POSITIONS:
             return False
@@ -62,7 +70,9 @@ class FusedRestore:
         tokens = np.concatenate([block.tokens for block in blocks]).astype(np.int32)
         self._hooks.show(seq, cells, positions, tokens)  # first: it refuses occupied cells
         try:
-            self._kernels.restore_f16(layers, restores, self._hooks.n_cells, self._form, n_threads=self._n_threads)
+            self._kernels.restore_f16(
+                layers, restores, self._hooks.n_cells, self._form, n_threads=self._n_threads
+            )
         except BaseException:
             self._hooks.free(cells)
             raise
@@ -97,7 +107,7 @@ class FusedRestore:
         return self._layers
 
     def _make_tables(self, n: int) -> dict[int, F32]:
-        """Layers with equal parameters share a table; one with frequency factors has its own, as they differ by layer."""
+        """Layers with equal parameters share a table; frequency factors may differ, so they prevent it."""
         tables: dict[int, F32] = {}
         shared: dict[tuple[int, tuple[int, ...]], F32] = {}
         for i, layer in enumerate(self._hooks.layers):
@@ -109,7 +119,7 @@ class FusedRestore:
         return tables
 
     def _table(self, i: int, layer: LayerInfo, n: int) -> F32:
-        """cos and sin per pair: a row of (1, 0) pairs comes back as (1*cos - 0*sin, 1*sin + 0*cos), exactly."""
+        """cos and sin per pair: a row of (1, 0) pairs comes back as (1*cos - 0*sin, 1*sin + 0*cos)."""
         half = layer.rope_params[1] // 2
         adjacent = _PAIRING[layer.rope_params[2]] is Pairing.ADJACENT
         first = np.arange(half) * (2 if adjacent else 1)
@@ -149,7 +159,9 @@ class FusedRestore:
 
 def _is_served(layer: LayerInfo) -> bool:
     n_dims, mode, offset = layer.rope_params[1], layer.rope_params[2], layer.rope_params[15]
-    is_known = not layer.rope or (mode in _PAIRING and offset == 0 and 0 < n_dims <= layer.d_k and n_dims % 2 == 0)
+    is_known = not layer.rope or (
+        mode in _PAIRING and offset == 0 and 0 < n_dims <= layer.d_k and n_dims % 2 == 0
+    )
     return is_known and layer.type_k == _F16 and not layer.k_rotated and bool(layer.k_base and layer.v_base)
 
 

@@ -1,4 +1,4 @@
-"""Alternating timed rounds of two processes, one idle while the other runs, and the paired ratio of their times."""
+"""Alternating timed rounds of two processes, one idle while the other runs, and the ratio of their times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Worker:
         if library is not None:
             env["LLAMA_CPP_LIB_PATH"] = str(library)
         command = [sys.executable, str(Path(__file__).with_name("worker.py")), *args]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
         self._read()
 
     def round(self, kind: str) -> float:

@@ -1,4 +1,4 @@
-"""What a recall costs: against reading the selected text again, and with each of the three savings turned off."""
+"""What a recall costs against reading the selected text again, and with each of its savings turned off."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask(ws: Workspace, i: int) -> tuple[StepResult, RecallReport]:
 
 
 def against_reading(model: str, settings: Settings, n_history: int, n_rounds: int) -> list[str]:
-    """Recall (score + select + apply + replay of 64 tokens) against prefilling the selected text and the question."""
+    """Recall (score, select, apply, replay of 64 tokens) against prefilling the selected text."""
     lines = []
     with history(model, settings, n_history) as (ws, read_s):
         recalls, rereads, parts = [], [], []
@@ -67,19 +67,29 @@ def against_reading(model: str, settings: Settings, n_history: int, n_rounds: in
                 t = report.timings
                 parts.append((t.score_s, t.select_s, t.apply_s, t.replay_s))
         names = ("score", "select", "apply", "replay")
-        medians = ", ".join(f"{n} {1e3 * m:.1f} ms" for n, m in zip(names, np.median(parts, axis=0), strict=True))
-        lines.append(f"history {n_history} tokens, view {settings.n_ctx}, {n_selected} tokens selected, read in {read_s:.0f} s")
+        medians = ", ".join(
+            f"{n} {1e3 * m:.1f} ms" for n, m in zip(names, np.median(parts, axis=0), strict=True)
+        )
+        lines.append(
+            f"history {n_history} tokens, view {settings.n_ctx}, "
+            f"{n_selected} tokens selected, read in {read_s:.0f} s"
+        )
         lines.append(f"recall  median {1e3 * np.median(recalls):.1f} ms ({medians})")
         lines.append(f"reading the selected text again / recall: {paired_ratio(rereads, recalls)}")
         lines.append(f"reading the whole history again / recall: {read_s / np.median(recalls):.0f}")
     return lines
 
 
-ABLATIONS = {"as shipped": {}, "reuse off": {"reuse_resident": False}, "packing off": {"packing": False}, "shortcut off": {"replay_shortcut": False}}
+ABLATIONS = {
+    "as shipped": {},
+    "reuse off": {"reuse_resident": False},
+    "packing off": {"packing": False},
+    "shortcut off": {"replay_shortcut": False},
+}
 
 
 def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> list[str]:
-    """Each saving off in turn. Every question is asked twice in one workspace: the second recall finds its blocks resident."""
+    """Each saving off in turn. Every question is asked twice: the second recall finds its blocks resident."""
     lines = []
     for name, off in ABLATIONS.items():
         with history(model, replace(settings, first_pass="current", **off), n_history) as (ws, _):
@@ -92,7 +102,7 @@ def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> 
                     n_noop += report.noop
                     resident = np.mean([b.resident for b in report.blocks])
             lines.append(
-                f"{name:14} apply {1e3 * np.median(apply_s):7.2f} ms   recall {1e3 * np.median(total_s):7.1f} ms"
-                f"   {n_noop} of {len(total_s)} without replay   {100 * resident:.0f}% of the last view was resident"
+                f"{name:14} apply {1e3 * np.median(apply_s):7.2f} ms   recall {1e3 * np.median(total_s):7.1f} ms   "
+                f"{n_noop} of {len(total_s)} without replay   {100 * resident:.0f}% of the last view resident"
             )
     return lines

@@ -1,4 +1,4 @@
-"""Blocks from RAM back into cells: GB/s of the fused loop and of the ggml graph against memcpy of the same bytes."""
+"""Blocks from RAM back into cells: the fused loop and the ggml graph against memcpy of the same bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def bench(model: str, n_threads: int, n_rounds: int) -> list[str]:
     cells = np.arange(N_BLOCKS * BLOCK, dtype=np.int32)
     order = rng.permutation(N_BLOCKS)  # selected blocks lie anywhere in memory
     writes = [
-        BlockWrite(records[b], 0, cells[i * BLOCK : (i + 1) * BLOCK], i * BLOCK, cells[:BLOCK]) for i, b in enumerate(order)
+        BlockWrite(records[b], 0, cells[i * BLOCK : (i + 1) * BLOCK], i * BLOCK, cells[:BLOCK])
+        for i, b in enumerate(order)
     ]
 
     def restore(graph: bool) -> None:

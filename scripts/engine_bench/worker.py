@@ -85,7 +85,11 @@ class EngineSide:
         from kvmem_llama.workspace import open_engine
 
         settings = Settings(
-            n_ctx=N_CTX, n_ubatch=N_UBATCH, n_threads=sc.n_threads, cache_type_k=sc.type_kv, cache_type_v=sc.type_kv
+            n_ctx=N_CTX,
+            n_ubatch=N_UBATCH,
+            n_threads=sc.n_threads,
+            cache_type_k=sc.type_kv,
+            cache_type_v=sc.type_kv,
         )
         self.engine = open_engine(Path(sc.model), settings)
 
@@ -101,7 +105,11 @@ class EngineSide:
         ids = prompt(N_PREFILL, 3)
         with self.engine.workspace() as ws:
             stream = ws.step(
-                ids, N_PREFILL - 16, np.ones(N_PREFILL, bool), sampling=SamplingParams(temp=0), max_tokens=N_DECODE
+                ids,
+                N_PREFILL - 16,
+                np.ones(N_PREFILL, bool),
+                sampling=SamplingParams(temp=0),
+                max_tokens=N_DECODE,
             )
             result = stream.result()
             return result.timings["decode_s"] * N_DECODE / max(result.n_generated, 1)

@@ -29,7 +29,11 @@ class TensorHead(ctypes.Structure):
 def capture(model: Path, n_tokens: int) -> dict[str, np.ndarray]:
     """{'Q-<layer>' | 'K-<layer>': [n_tokens, heads, d]} of one prefill batch."""
     base = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).parent / "libggml-base.so"))
-    for name, kind in (("ggml_get_name", ctypes.c_char_p), ("ggml_op_name", ctypes.c_char_p), ("ggml_get_data", ctypes.c_void_p)):
+    for name, kind in (
+        ("ggml_get_name", ctypes.c_char_p),
+        ("ggml_op_name", ctypes.c_char_p),
+        ("ggml_get_data", ctypes.c_void_p),
+    ):
         getattr(base, name).restype = kind
     base.ggml_get_name.argtypes = base.ggml_get_data.argtypes = [ctypes.c_void_p]
     rows: dict[str, np.ndarray] = {}

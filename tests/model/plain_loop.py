@@ -105,7 +105,10 @@ def run(plain: Plain, sc: Scenario, before=lambda seqs, positions: None, after=l
         return plain.logits(len(part) - 1)
 
     n_seq = 2 if sc.interleave else 1
-    last = [prefill(s, prompt(sc.n_prompt - 37 * s, seed=7 + s, n_vocab=min(40000, plain.n_vocab))) for s in range(n_seq)]
+    last = [
+        prefill(s, prompt(sc.n_prompt - 37 * s, seed=7 + s, n_vocab=min(40000, plain.n_vocab)))
+        for s in range(n_seq)
+    ]
     pos = [sc.n_prompt - 37 * s for s in range(n_seq)]
     out += last
     for _ in range(sc.n_greedy):

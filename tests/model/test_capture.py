@@ -111,7 +111,9 @@ def test_occupied_unknown_and_missing_cells_are_refused_and_nothing_changes(smol
     hooks.place(np.array([10], np.int32))
     assert plain.decode([5, 6], [2, 3], [0, 0]) != 0  # one cell for two tokens
     pos, seq = hooks.cells()
-    assert list(np.flatnonzero(pos >= 0)) == [3, 9] and list(pos[[3, 9]]) == [0, 1] and set(seq[[3, 9]]) == {0}
+    assert (
+        list(np.flatnonzero(pos >= 0)) == [3, 9] and list(pos[[3, 9]]) == [0, 1] and set(seq[[3, 9]]) == {0}
+    )
     hooks.close()
     plain.close()
 

@@ -1,4 +1,4 @@
-"""With a view that holds everything, the patched library with capture on gives the stock library's logits, bit for bit."""
+"""While the view holds everything, the patched library with capture on gives the stock library's logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvmem_llama.native.library import load
 
 
 def run_hooked(sc: Scenario) -> np.ndarray:
-    """The plain loop with capture of K and Q on and every cell placed explicitly, ascending like the stock search."""
+    """The plain loop with capture of K and Q, every cell placed explicitly, ascending as by the stock search."""
     plain = Plain(sc)
     hooks = Hooks(load(), plain.ctx_address, n_rows=max(sc.n_ubatch, 32), raw_k_type="f16")
     sent: list[tuple[list[int], list[int]]] = []
@@ -45,7 +45,9 @@ def test_logits_are_bit_equal_to_the_stock_library(smollm2, stock_lib, tmp_path,
 
 @pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
 def test_two_interleaved_sequences_are_bit_equal_to_the_stock_library(smollm2, stock_lib, tmp_path, type_kv):
-    sc = Scenario(model=str(smollm2), type_kv=type_kv, n_ubatch=32, n_prompt=100, n_greedy=32, n_seq=2, interleave=True)
+    sc = Scenario(
+        model=str(smollm2), type_kv=type_kv, n_ubatch=32, n_prompt=100, n_greedy=32, n_seq=2, interleave=True
+    )
     assert np.array_equal(run_hooked(sc), run_stock(sc, stock_lib, tmp_path / "stock.npy"))
 
 

@@ -51,7 +51,9 @@ def selected(result) -> tuple[int, ...]:
 
 
 @contextmanager
-def engine_with_base(model: Path, settings: Settings, n_base: int) -> Iterator[tuple[WorkspaceEngine, Workspace]]:
+def engine_with_base(
+    model: Path, settings: Settings, n_base: int
+) -> Iterator[tuple[WorkspaceEngine, Workspace]]:
     with open_engine(model, settings) as engine, engine.workspace() as base:
         base.read_tokens(ids(n_base, 1)).result()
         yield engine, base
@@ -80,7 +82,9 @@ def asked_first(exact_base) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]
 
 @hypothesis_settings(max_examples=12)
 @given(order=st.permutations(range(5)))
-def test_selection_and_answer_do_not_depend_on_earlier_questions_in_exact_mode(exact_base, asked_first, order):
+def test_selection_and_answer_do_not_depend_on_earlier_questions_in_exact_mode(
+    exact_base, asked_first, order
+):
     _, base = exact_base
     for question in order:
         with base.fork() as fork:
@@ -125,8 +129,10 @@ def test_a_step_that_cannot_fit_is_refused_before_any_decode_call_and_the_next_o
 # -- cancel
 
 
-def cancelled_at(engine: WorkspaceEngine, ws: Workspace, tokens: np.ndarray, query_start: int, phase: Phase, nth: int):
-    """Runs a step and cancels it at its n-th batch of a phase -> what the step gave, None if it was cancelled."""
+def cancelled_at(
+    engine: WorkspaceEngine, ws: Workspace, tokens: np.ndarray, query_start: int, phase: Phase, nth: int
+):
+    """Runs a step, cancels it at its n-th batch of a phase -> its result, None if it was cancelled."""
     seen = itertools.count(1)
     started = threading.Event()
     box = []
@@ -155,7 +161,9 @@ def test_a_cancelled_step_leaves_the_last_committed_one_and_what_it_read_is_not_
         n_cancelled = dict.fromkeys(Phase, 0)
         for point in range(100):
             phase = (Phase.READ, Phase.QUERY, Phase.REPLAY, Phase.DECODE)[point % 4]
-            step = np.concatenate([ids(rng.randrange(200, 900), point), ids(rng.randrange(8, 40), 500 + point)])
+            step = np.concatenate(
+                [ids(rng.randrange(200, 900), point), ids(rng.randrange(8, 40), 500 + point)]
+            )
             query_start = len(step) - rng.randrange(4, 8)
             nth = rng.randrange(1, 8) if phase in (Phase.READ, Phase.DECODE) else 1
             with base.fork() as ws:
@@ -235,7 +243,9 @@ def test_generation_goes_on_for_many_times_the_reserve(smollm2, cache):
     settings = Settings(n_ctx=512, n_threads=2, n_reserve=64, cache_type_k=cache, cache_type_v=cache)
     with open_engine(smollm2, settings) as engine, engine.workspace() as ws:
         vocab = engine.core.model.vocab
-        tokens = vocab.tokenize(Path(__file__).read_text(encoding="utf-8") * 3, add_bos=True, parse_special=False)[:n_read]
+        tokens = vocab.tokenize(
+            Path(__file__).read_text(encoding="utf-8") * 3, add_bos=True, parse_special=False
+        )[:n_read]
         ws.read_tokens(tokens).result()
         positions = []
 
@@ -244,7 +254,9 @@ def test_generation_goes_on_for_many_times_the_reserve(smollm2, cache):
             positions.append(np.sort(pos[seq >= 0]))
 
         stop_watching = engine.observe(watch)
-        question = vocab.tokenize("\n\n# A long list of all test names, one on each line:\n", add_bos=False, parse_special=False)
+        question = vocab.tokenize(
+            "\n\n# A long list of all test names, one on each line:\n", add_bos=False, parse_special=False
+        )
         result = ws.step(question, 0, sampling=SamplingParams(temp=0.9, seed=4), max_tokens=n_answer).result()
         stop_watching()
         assert result.finish_reason in ("stop", "length")

@@ -99,7 +99,9 @@ def test_rebuild_from_f32_records_gives_the_same_bytes_and_logits(loops, smollm2
     want = loop.feed(prompt(N_QUERY, 2), keep=False)
     for graph in (False, True):
         loop.clear()
-        assert not same(loop.hooks.read_rows(loop.all_cells())[0], before[0])  # the rewrite starts from zeroed cells
+        assert not same(
+            loop.hooks.read_rows(loop.all_cells())[0], before[0]
+        )  # the rewrite starts from zeroed cells
         loop.restore(graph=graph)
         after = loop.hooks.read_rows(loop.all_cells())
         assert same(after[0], before[0]) and same(after[1], before[1])

@@ -1,0 +1,110 @@
+"""The rows of all cases as a page of text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .measures import Difference, paired
+from .run import METHODS, Found, Options, Row
+
+FIGURES = {
+    "coverage": "coverage of the evidence tokens",
+    "mass": "true attention captured, of that on the candidate blocks",
+    "kl": "KL to full context over the gold answer, nats per token",
+    "nll": "surprise at the gold answer, nats per token",
+}
+DIFFERENCES = (
+    ("coverage", "random"),
+    ("coverage", "window"),
+    ("mass", "random"),
+    ("kl", "random"),
+    ("kl", "window"),
+)
+
+
+def summary(options: Options, found: Found, rows: Sequence[Row]) -> dict[str, Any]:
+    """Everything that is printed, and the rows."""
+    groups = {"all": list(rows)}
+    groups |= {kind: [r for r in rows if r["kind"] == kind] for kind in ("plain", "lookalike")}
+    return {
+        "model": options.model,
+        "n_view": options.settings.n_ctx,
+        "n_sink": options.settings.n_sink,
+        "n_recent": options.settings.n_recent,
+        "block_size": options.settings.block_size,
+        "seed": options.seed,
+        "n_cases": {kind: len(group) for kind, group in groups.items()},
+        "n_histories": len({r["history"] for r in rows}),
+        "n_skipped": found.n_skipped,
+        "absent": list(found.absent),
+        "n_history": [min(r["n_history"] for r in rows), max(r["n_history"] for r in rows)],
+        "mass_on_history": _mean(rows, "mass_history"),
+        "mass_on_candidates": _mean(rows, "mass_candidates"),
+        "nll_full": {kind: _mean(group, "nll_full") for kind, group in groups.items() if group},
+        "means": {
+            kind: {f"{b:g}": {m: _figures(group, b, m) for m in METHODS} for b in options.budgets}
+            for kind, group in groups.items()
+            if group
+        },
+        "differences": {
+            f"{b:g}": {
+                f"{f}: kvmem - {other}": _difference(rows, b, f, other).row for f, other in DIFFERENCES
+            }
+            for b in options.budgets
+        },
+        "cases": list(rows),
+    }
+
+
+def page(result: dict[str, Any]) -> str:
+    n, (low, high) = result["n_cases"], result["n_history"]
+    lines = [
+        f"{n['all']} cases ({n['plain']} plain, {n['lookalike']} lookalike) about {result['n_histories']} texts of "
+        f"{low} to {high} tokens, {result['n_skipped']} skipped",
+        f"blocks of {result['block_size']}; every view also holds sink {result['n_sink']} and recent "
+        f"{result['n_recent']}; read and first pass over a canonical view of {result['n_view']}",
+        f"of the question's attention {_percent(result['mass_on_history'])} falls on the history, "
+        f"{_percent(result['mass_on_candidates'])} on candidate blocks",
+    ]
+    for figure, title in FIGURES.items():
+        lines += ["", f"{title:62}" + "".join(f"{method:>9}" for method in METHODS)]
+        for kind, budgets in result["means"].items():
+            for budget, methods in budgets.items():
+                values = [methods[method][figure] for method in METHODS]
+                start = f"  {kind:10} budget {100 * float(budget):g}%"
+                if figure == "nll":
+                    start += f"   (full context {result['nll_full'][kind]:.3f})"
+                lines.append(f"{start:62}" + "".join(f"{value:9.3f}" for value in values))
+    lines += ["", "paired differences, mean and 95% bound over cases; over texts with all their cases"]
+    for budget, pairs in result["differences"].items():
+        for name, difference in pairs.items():
+            bounds = (
+                f"[{a:+.3f}, {b:+.3f}]" for a, b in (difference["bound_cases"], difference["bound_histories"])
+            )
+            lines.append(
+                f"  budget {100 * float(budget):4g}%  {name:32}{difference['mean']:+8.3f}   {'   '.join(bounds)}"
+            )
+    return "\n".join(lines)
+
+
+def _figures(rows: Sequence[Row], budget: float, method: str) -> dict[str, float]:
+    found = [row["budgets"][f"{budget:g}"][method] for row in rows]
+    return {figure: float(np.mean([f[figure] for f in found])) for figure in found[0]}
+
+
+def _difference(rows: Sequence[Row], budget: float, figure: str, other: str) -> Difference:
+    ours, theirs = (
+        [row["budgets"][f"{budget:g}"][method][figure] for row in rows] for method in ("kvmem", other)
+    )
+    return paired(ours, theirs, [row["history"] for row in rows])
+
+
+def _mean(rows: Sequence[Row], key: str) -> float:
+    return float(np.mean([row[key] for row in rows]))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}%"
