@@ -71,7 +71,7 @@ def read_model_info(path: Path) -> ModelInfo:
     kind = meta.text("general.type", "model")
     if kind != "model" or arch == "clip":
         raise ModelUnsupported(
-            arch, f"{str(path)!r} holds a {kind if kind != 'model' else 'projector':.40}, not a language model",
+            arch, f"{str(path)!r} holds a {'projector' if kind == 'model' else kind:.40}, no language model",
             hint="Give the model itself with -m.",
         )  # fmt: skip
     parts = _parts(path, meta.whole("split.count", 1), meta.whole("split.no", 0))

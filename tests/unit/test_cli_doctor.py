@@ -1,0 +1,121 @@
+"""`kvmem doctor`, the help pages, and llama.cpp's spellings of options."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_models import truncate, write_model
+
+from kvmem_llama import errors
+from kvmem_llama.cli.main import app
+from kvmem_llama.cli.options import spell_out
+from kvmem_llama.settings import OPTIONS
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native libraries that look well."""
+    here = SimpleNamespace(path=Path("/lib/lib.so"), patch_id="p1", isa="avx2")
+    for name in ("library", "kernels"):
+        module = SimpleNamespace(load=lambda: here)
+        monkeypatch.setitem(sys.modules, f"kvmem_llama.native.{name}", module)
+        monkeypatch.setattr(f"kvmem_llama.native.{name}", module, raising=False)
+    plan = SimpleNamespace(cells_needed=lambda settings, n_view: n_view * settings.n_parallel)
+    monkeypatch.setitem(sys.modules, "kvmem_llama.engine.context", plan)
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_shows_what_was_built_and_the_memory_plan(run_kvmem: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf")
+    done = run_kvmem("doctor", "-m", str(model), "-c", "512", "-ctk", "q8_0", "--json")
+    (report,) = done.events
+    assert done.code == 0 and report["kernels"]["instruction_set"] == "avx2"
+    assert report["model"]["architecture"] == "llama" and report["model"]["key_heads"] == 2
+    assert report["memory"]["view_tokens"] == 512
+    assert report["memory"]["cell_bytes_per_token"] == 2 * 2 * (64 * 8.5 + 64 * 16) / 8
+    assert report["memory"]["index_bytes_per_token"] == 2 * 2 * 64 * 2 / 32
+    text = run_kvmem("doctor", "-m", str(model), "-c", "512").out
+    assert "patch id" in text and "trained window tokens      2,048" in text
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("kind", "code"), [("gpt2", 3), ("bert", 3), ("cut", 3), ("gpt2 in full context", 0)]
+)
+def test_doctor_says_what_is_wrong_with_a_model(run_kvmem: Run, tmp_path: Path, kind: str, code: int) -> None:
+    model = write_model(tmp_path / "m.gguf", "llama" if kind == "cut" else kind.split()[0])
+    if kind == "cut":
+        truncate(model, model, 0.5)
+    more = ["--policy", "full_context"] if kind.endswith("full context") else []
+    done = run_kvmem("doctor", "-m", str(model), *more)
+    assert done.code == code and ("error" in done.out) == bool(code) and done.err == ""
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_goes_on_when_a_library_is_missing(
+    run_kvmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> None:
+        raise errors.LibraryMissing("libllama is missing")
+
+    monkeypatch.setattr(sys.modules["kvmem_llama.native.library"], "load", load)
+    done = run_kvmem("doctor", "-m", str(write_model(tmp_path / "m.gguf")))
+    assert done.code == 4 and "libllama is missing" in done.out and "view tokens" in done.out
+
+
+def test_help_loads_neither_numpy_nor_llama_cpp_nor_rich() -> None:
+    code = (
+        "import sys; from kvmem_llama.cli.main import main; code = main(sys.argv[1:]);"
+        "loaded = {name.split('.')[0] for name in sys.modules} & {'numpy', 'llama_cpp', 'rich', 'cffi'};"
+        "print('LOADED', sorted(loaded), code)"
+    )
+    for arguments in (["--help"], ["--version"], ["ask", "--help"], ["chat", "-h"], []):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+        assert done.stdout.endswith("LOADED [] 0\n"), done.stdout + done.stderr
+
+
+def test_help_names_every_flag_but_those_for_research(run_kvmem: Run) -> None:
+    text = run_kvmem("ask", "--help").out
+    for option in OPTIONS:
+        shown = option.flags[-1] in text
+        assert shown != (option.section == "Measuring and research"), option.name
+
+
+def test_version_is_that_of_the_package(run_kvmem: Run) -> None:
+    assert run_kvmem("--version").out == "kvmem 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["-sys", "-ngl", "-ub", "8"], ["--system-prompt", "-ngl", "--ubatch-size", "8"]),
+        (["--ctx_size=9_9"], ["--ctx-size=9_9"]),
+        (["-f", "-np", "-np", "1"], ["-f", "-np", "--parallel", "1"]),
+        (["--", "-ngl"], ["--", "-ngl"]),
+        (["-c", "-1", "q"], ["-c", "-1", "q"]),
+        (["-ctk=q8_0"], ["--cache-type-k=q8_0"]),
+    ],
+)
+def test_llama_cpps_spellings_are_understood(given: list[str], meant: list[str]) -> None:
+    assert spell_out(given) == meant
+
+
+def test_typer_never_prints_tracebacks_of_its_own() -> None:
+    assert app.pretty_exceptions_enable is False
+
+
+def test_public_names_are_those_of_all_and_each_has_a_home() -> None:
+    import kvmem_llama
+
+    assert set(kvmem_llama._HOME) | {"__version__"} == set(kvmem_llama.__all__) == set(dir(kvmem_llama))
+    assert kvmem_llama.Settings is __import__("kvmem_llama.settings", fromlist=["Settings"]).Settings
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kvmem_llama.nothing
