@@ -2,7 +2,6 @@
 
 #include "llama-context.h"
 #include "llama-kv-cache.h"
-#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -172,16 +171,6 @@ void llama_kvmem::set_place(const int32_t * cells, int32_t n) {
             kv->kvmem_place.assign(cells, cells + n);
         }
     }
-}
-
-void llama_kvmem::set_recurrent_pos(int32_t seq, int32_t pos) {
-    if (!recurrent) {
-        throw kvmem_failure(KVMEM_E_UNSUPPORTED, "the model has no recurrent part");
-    }
-    if (seq < 0 || seq >= (int32_t) recurrent->cells.size() || recurrent->cells[seq].tail < 0) {
-        throw kvmem_failure(KVMEM_E_ARGUMENT, "the sequence has no recurrent state");
-    }
-    recurrent->cells[recurrent->cells[seq].tail].pos = pos;
 }
 
 //
@@ -520,8 +509,4 @@ int32_t kvmem_read_raw_k(llama_kvmem * km, int32_t i_layer, const int32_t * cell
 
 int32_t kvmem_rotate(llama_kvmem * km, int32_t i_layer, int32_t n_head, const int32_t * pos, int32_t n, const float * src, float * dst) {
     return km->guard([&]() -> int32_t { km->rotate(i_layer, n_head, pos, n, src, dst); return n; });
-}
-
-int32_t kvmem_set_recurrent_pos(llama_kvmem * km, int32_t seq, int32_t pos) {
-    return km->guard([&]() -> int32_t { km->set_recurrent_pos(seq, pos); return KVMEM_OK; });
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 class llama_kv_cache;
-class llama_memory_recurrent;
 struct llama_model;
 
 struct kvmem_failure : std::runtime_error {
@@ -36,8 +35,7 @@ struct llama_kvmem {
     const llama_model * model = nullptr;
     kvmem_params        params = {};
 
-    llama_kv_cache         * caches[2] = { nullptr, nullptr };
-    llama_memory_recurrent * recurrent = nullptr;
+    llama_kv_cache * caches[2] = { nullptr, nullptr };
 
     std::vector<kvmem_layer_state> layers;
     std::vector<int32_t>           layer_of_il; // -1: the layer owns no KV
@@ -80,7 +78,6 @@ struct llama_kvmem {
     llama_token cell_token(int32_t cell) const;
     void meta_export(int32_t * pos, int32_t * seq) const;
     void set_place(const int32_t * cells, int32_t n);
-    bool cell_has_ext() const;
 
     // graphs on the own scheduler
     ggml_tensor * build_k_rot(const kvmem_layer_state & layer, ggml_context * g) const;
@@ -89,7 +86,6 @@ struct llama_kvmem {
     void write_blocks(int32_t seq, const kvmem_block_write * blocks, int32_t n_blocks);
     void read_raw_k(int32_t i_layer, const int32_t * cells, int32_t n, float * dst);
     void rotate(int32_t i_layer, int32_t n_head, const int32_t * pos, int32_t n, const float * src, float * dst);
-    void set_recurrent_pos(int32_t seq, int32_t pos);
 
     template <typename F> int32_t guard(F && f) {
         try {

@@ -6,7 +6,6 @@
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
-#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
 #include <cmath>
@@ -236,13 +235,9 @@ void llama_kvmem::find_memory() {
     } else if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
         caches[0] = iswa->get_base();
         caches[1] = iswa->get_swa();
-    } else if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(mem)) {
-        caches[0] = hybrid->get_mem_attn();
-        recurrent = hybrid->get_mem_recr();
-    } else if (auto * hybrid_iswa = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
-        caches[0] = hybrid_iswa->get_mem_attn()->get_base();
-        caches[1] = hybrid_iswa->get_mem_attn()->get_swa();
-        recurrent = hybrid_iswa->get_mem_recr();
+    } else if (dynamic_cast<llama_memory_hybrid *>(mem) || dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        // the state cannot go back to an earlier token, nor skip one, so it would tell of another history than the cells
+        throw kvmem_failure(KVMEM_E_UNSUPPORTED, "some layers keep a recurrent state, which cannot follow the blocks");
     } else {
         throw kvmem_failure(KVMEM_E_UNSUPPORTED, "the model keeps its attention state in a form without K rows per token");
     }

@@ -117,9 +117,6 @@ LLAMA_API int32_t kvmem_read_raw_k(struct llama_kvmem * km, int32_t layer, const
 // The layer's own rotation over rows of the caller: src and dst [n][n_head][d_k], row i at position pos[i].
 LLAMA_API int32_t kvmem_rotate(struct llama_kvmem * km, int32_t layer, int32_t n_head, const int32_t * pos, int32_t n, const float * src, float * dst);
 
-// Position that a recurrent part believes it is at (hybrid models; the state itself is untouched).
-LLAMA_API int32_t kvmem_set_recurrent_pos(struct llama_kvmem * km, int32_t seq, int32_t pos);
-
 #ifdef __cplusplus
 }
 

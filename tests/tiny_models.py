@@ -45,6 +45,7 @@ SHAPES = {
     "qwen2": Shape("qwen2"),
     "qwen3": Shape("qwen3"),
     "gemma3": Shape("gemma3", n_layer=6, n_head=2, n_head_kv=1),  # layer 5 is global, the others slide
+    "lfm2": Shape("lfm2", n_layer=4),  # every second layer keeps a recurrent state instead of K and V
     "gpt2": Shape("gpt2", n_head_kv=4, n_ctx_train=256),
     "bert": Shape("bert", n_head_kv=4, n_ctx_train=128),
     "frobnicate": Shape("frobnicate"),  # an architecture no library knows, with llama's tensors
@@ -102,7 +103,11 @@ def _write_sizes(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_block_count(shape.n_layer)
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
+    if shape.arch == "lfm2":
+        writer.add_head_count_kv([shape.n_head_kv * (i % 2) for i in range(shape.n_layer)])
+        writer.add_uint32("lfm2.shortconv.l_cache", 3)
+    else:
+        writer.add_head_count_kv(shape.n_head_kv)
     if shape.arch in ("gpt2", "bert"):
         writer.add_layer_norm_eps(1e-5)
     else:
@@ -137,12 +142,20 @@ def _tensors(shape: Shape, n_vocab: int) -> dict[str, tuple[int, ...]]:
     learned = shape.arch in ("gpt2", "bert")
     if learned:
         out["position_embd.weight"] = (shape.n_ctx_train, n_embd)
-    out["output_norm.weight"] = (n_embd,)
+    out["token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight"] = (n_embd,)
     if learned:
         out["output_norm.bias"] = (n_embd,)
     out["output.weight"] = (n_vocab, n_embd)
     for i in range(shape.n_layer):
         layer = _gpt2_layer(n_embd, n_kv, n_ff) if learned else _rope_layer(shape, n_embd, n_kv, n_ff)
+        if shape.arch == "lfm2" and i % 2 == 0:
+            layer = {name: dims for name, dims in layer.items() if not name.startswith("attn_")}
+            layer |= {
+                "attn_norm.weight": (n_embd,),
+                "shortconv.conv.weight": (n_embd, 3),
+                "shortconv.in_proj.weight": (3 * n_embd, n_embd),
+                "shortconv.out_proj.weight": (n_embd, n_embd),
+            }
         out |= {f"blk.{i}.{name}": dims for name, dims in layer.items()}
     return out
 
@@ -161,7 +174,7 @@ def _rope_layer(shape: Shape, n_embd: int, n_kv: int, n_ff: int) -> dict[str, tu
     }
     if shape.arch == "qwen2":
         layer |= {"attn_q.bias": (n_embd,), "attn_k.bias": (n_kv,), "attn_v.bias": (n_kv,)}
-    if shape.arch in ("qwen3", "gemma3"):
+    if shape.arch in ("qwen3", "gemma3", "lfm2"):
         layer |= {"attn_q_norm.weight": (shape.d,), "attn_k_norm.weight": (shape.d,)}
     if shape.arch == "gemma3":
         layer |= {"post_attention_norm.weight": (n_embd,), "post_ffw_norm.weight": (n_embd,)}

@@ -59,7 +59,7 @@ struct kvmem_mean_layer {
 };
 
 // Mean of the first `count` raw K rows of `record`, float64 sums added row by row, rounded once to float16
-// (ties to even; finite values beyond its range become +-65504), stored as block `row` of `chunk`.
+// (ties to even; values beyond its range become +-65504, NaN stays), stored as block `row` of `chunk`.
 KVMEM_KERNELS_API int32_t kvmem_mean_k(
         const struct kvmem_mean_layer * layers, int32_t n_layers, int32_t row_type,
         const uint8_t * record, int32_t count, uint16_t * chunk, int32_t chunk_shift, int64_t row);

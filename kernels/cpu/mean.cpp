@@ -37,11 +37,9 @@ add_row_fn add_row(int32_t row_type) {
 // Rounded once. The float on the way is rounded to odd (the last bit says "there was more"), so the second rounding
 // sees which side of a tie the value was on.
 uint16_t mean_to_half(double mean) {
-    if (std::isfinite(mean) && std::fabs(mean) > 65504.0) {
-        mean = std::copysign(65504.0, mean);
-    }
+    mean = mean > 65504.0 ? 65504.0 : mean < -65504.0 ? -65504.0 : mean;
     float f = float(mean);
-    if (double(f) != mean && std::isfinite(f)) {
+    if (double(f) < mean || double(f) > mean) {
         uint32_t bits;
         std::memcpy(&bits, &f, 4);
         if (std::fabs(double(f)) > std::fabs(mean)) {

@@ -49,7 +49,7 @@ bool valid(const kvmem_score_args & a) {
 }
 
 // Query rows of one strip, transposed so that a vector holds one dim of `lanes` rows.
-void pack_query(const kvmem_score_args & a, const strip_task & t, int width, float * out) {
+void pack_query(const strip_task & t, int width, float * out) {
     const kvmem_score_layer & l = *t.layer;
     const int32_t group = l.n_head / l.n_head_kv;
     const double factor = l.scale * log2e; // the softmax is taken in powers of two
@@ -62,11 +62,26 @@ void pack_query(const kvmem_score_args & a, const strip_task & t, int width, flo
             out[int64_t(i) * width + r] = float(double(q[i]) * factor);
         }
     }
-    (void)a;
+}
+
+int64_t rows_per_head(const kvmem_score_args & a, const kvmem_score_layer & l) {
+    return int64_t(a.n_query) * (l.n_head / l.n_head_kv);
+}
+
+// One or two query tokens do not fill the widest vectors, and lanes that hold nothing cost as much as others.
+const strip_kernel & choose_kernel(const kvmem_score_args & a, int isa) {
+    int64_t rows = 0;
+    for (int32_t i = 0; i < a.n_layers; ++i) {
+        rows = std::max(rows, rows_per_head(a, a.layers[i]));
+    }
+    if (isa == KVMEM_ISA_AVX512 && rows <= strip_kernel_for(KVMEM_ISA_AVX2).lanes) {
+        return strip_kernel_for(KVMEM_ISA_AVX2);
+    }
+    return strip_kernel_for(isa);
 }
 
 void score(const kvmem_score_args & a, int isa) {
-    const strip_kernel & kernel = strip_kernel_for(isa);
+    const strip_kernel & kernel = choose_kernel(a, isa);
     const int64_t n = a.n_candidates;
     const int64_t tile = std::min(a.tile ? a.tile : default_tile, n);
     const int64_t n_tiles = (n + tile - 1) / tile;
@@ -80,7 +95,7 @@ void score(const kvmem_score_args & a, int isa) {
     double work = 0.0, n_rows_total = 0.0;
     for (int32_t i = 0; i < a.n_layers; ++i) {
         const kvmem_score_layer & l = a.layers[i];
-        const int64_t rows = int64_t(a.n_query) * (l.n_head / l.n_head_kv);
+        const int64_t rows = rows_per_head(a, l);
         max_d = std::max<int64_t>(max_d, l.d);
         n_rows_total += l.n_head;
         work += double(rows) * l.n_head_kv * double(l.d) * double(n);
@@ -128,7 +143,7 @@ void score(const kvmem_score_args & a, int isa) {
             s.weights = weights.get();
             s.tile_top = tiles.get();
             s.tile_sum = tiles.get() + n_tiles * width;
-            pack_query(a, t, s.n_vectors * kernel.lanes, query.get());
+            pack_query(t, s.n_vectors * kernel.lanes, query.get());
             s.part = total.begin(i);
             kernel.run(s);
             total.end(i);

@@ -97,5 +97,4 @@ int32_t kvmem_read_raw_k(struct llama_kvmem * km, int32_t layer, const int32_t *
         float * dst);
 int32_t kvmem_rotate(struct llama_kvmem * km, int32_t layer, int32_t n_head, const int32_t * pos, int32_t n,
         const float * src, float * dst);
-int32_t kvmem_set_recurrent_pos(struct llama_kvmem * km, int32_t seq, int32_t pos);
 """

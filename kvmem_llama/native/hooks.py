@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmem_llama.errors import HookFailed, ModelUnsupported
-from kvmem_llama.native.layout import F32, I32, RAW_K_ITEMSIZE, U8, BlockWrite, LayerInfo, RecordLayout
+from kvmem_llama.native.layout import F32, I32, U8, BlockWrite, LayerInfo, RecordLayout
 from kvmem_llama.native.library import NativeLibrary
 from kvmem_llama.native.restore import FusedRestore
 
@@ -271,13 +271,3 @@ class Hooks:
         source, target = self._ffi.from_buffer("float[]", rows), self._ffi.from_buffer("float[]", dst)
         self._check(self._lib.kvmem_rotate(self._km, layer, n_head, self._in(positions), n, source, target))
         return dst
-
-    def set_recurrent_pos(self, seq: int, pos: int) -> None:
-        """Tell a hybrid model's recurrent part which view position it is at; its state is untouched."""
-        self._check(self._lib.kvmem_set_recurrent_pos(self._km, seq, pos))
-
-    def raw_k_row_bytes(self) -> int:
-        """Bytes of raw K of one token over all layers."""
-        return (
-            sum(layer.n_head_kv * layer.d_k for layer in self.layers) * RAW_K_ITEMSIZE[self.layout.raw_k_type]
-        )

@@ -169,8 +169,7 @@ class Kernels:
     ) -> None:
         """Means of the first `count` rows of a record become block `row` of an index chunk.
 
-        float64 sums row by row over `count`, rounded once to float16; finite means beyond +-65504 become
-        +-65504.
+        float64 sums row by row over `count`, rounded once to float16; means beyond +-65504 become +-65504.
 
         Args:
             layers: of `mean_layers`; together they must fill the chunk and lie inside the record.

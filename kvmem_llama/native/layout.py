@@ -12,8 +12,6 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]
 
-RAW_K_ITEMSIZE = {"f16": 2, "f32": 4}  # bytes
-
 
 @dataclass(frozen=True, slots=True)
 class LayerInfo:

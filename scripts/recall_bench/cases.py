@@ -55,7 +55,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question. kind: "plain", about the text itself; "lookalike", about one of four similar insertions."""
+    """One question. kind: "plain", about the text itself; "lookalike", about one of the similar insertions."""
 
     id: str
     history: str
@@ -121,7 +121,7 @@ class Sources:
 
 
 def read_source(file: Path) -> str:
-    """A text file as it is; of a chat-completions body the contents of its messages, an empty line between."""
+    """A text file as it is; of a chat-completions body the contents of its messages."""
     text = file.read_bytes().decode("utf-8")  # line ends as they are: offsets count them
     if file.suffix != ".json":
         return text
@@ -130,7 +130,10 @@ def read_source(file: Path) -> str:
 
 
 def source_folders(repository: Path, data: str | None, tree: str | None = None) -> dict[str, list[Path]]:
-    """Folders for Sources. data, tree: the test data, an unpacked llama.cpp; None: not there, where it is built."""
+    """Folders for Sources.
+
+    data: the test data; None: there is none. tree: an unpacked llama.cpp; None: the one that the build made.
+    """
     built = repository / "vendor" / "build"
     trees = [Path(tree)] if tree else [built / "stock" / "llama.cpp", built / "patched" / "llama.cpp"]
     return {"llama.cpp": trees, "data": [Path(data)] if data else []}

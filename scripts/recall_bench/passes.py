@@ -1,5 +1,5 @@
-"""What runs on an engine's owner thread: a history is read once; every question is asked over it, over as many
-views as wanted, and leaves no trace. The parts are those a step is made of (kvmem_llama.memory.step)."""
+"""What runs on an engine's owner thread: a history is read once; every question is asked over it, over as
+many views as wanted, and leaves no trace. The parts are those a step is made of (kvmem_llama.memory.step)."""
 
 from __future__ import annotations
 

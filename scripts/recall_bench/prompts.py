@@ -1,4 +1,4 @@
-"""From a case to tokens: the history that is read, the question in the chat template, the answer, the evidence."""
+"""From a case to tokens: history, question in the chat template, gold answer, evidence."""
 
 from __future__ import annotations
 

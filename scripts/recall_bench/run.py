@@ -1,4 +1,4 @@
-"""All cases, history by history: read twice (whole, and over the canonical view), then question by question."""
+"""All cases, text by text: read twice (whole, and over the canonical view), then question by question."""
 
 from __future__ import annotations
 
@@ -78,9 +78,8 @@ def run(options: Options, found: Found, cases: Cases, n_cases: int) -> list[Row]
             rows += _one_history(options, (whole, paged), prompts, say)
             seconds = time.monotonic() - began
             n_left = sum(len(c) for _, _, c in plan) - len(rows)
-            say(
-                f"{len(rows)} cases in {seconds / 60:.1f} min, about {seconds / len(rows) * n_left / 60:.1f} to go"
-            )
+            to_go = seconds / len(rows) * n_left
+            say(f"{len(rows)} cases in {seconds / 60:.1f} min, about {to_go / 60:.1f} to go")
     return rows
 
 

@@ -62,8 +62,8 @@ def summary(options: Options, found: Found, rows: Sequence[Row]) -> dict[str, An
 def page(result: dict[str, Any]) -> str:
     n, (low, high) = result["n_cases"], result["n_history"]
     lines = [
-        f"{n['all']} cases ({n['plain']} plain, {n['lookalike']} lookalike) about {result['n_histories']} texts of "
-        f"{low} to {high} tokens, {result['n_skipped']} skipped",
+        f"{n['all']} cases ({n['plain']} plain, {n['lookalike']} lookalike), {result['n_skipped']} skipped; "
+        f"{result['n_histories']} texts of {low} to {high} tokens",
         f"blocks of {result['block_size']}; every view also holds sink {result['n_sink']} and recent "
         f"{result['n_recent']}; read and first pass over a canonical view of {result['n_view']}",
         f"of the question's attention {_percent(result['mass_on_history'])} falls on the history, "
@@ -84,9 +84,8 @@ def page(result: dict[str, Any]) -> str:
             bounds = (
                 f"[{a:+.3f}, {b:+.3f}]" for a, b in (difference["bound_cases"], difference["bound_histories"])
             )
-            lines.append(
-                f"  budget {100 * float(budget):4g}%  {name:32}{difference['mean']:+8.3f}   {'   '.join(bounds)}"
-            )
+            start = f"  budget {100 * float(budget):4g}%  {name:32}"
+            lines.append(f"{start}{difference['mean']:+8.3f}   {'   '.join(bounds)}")
     return "\n".join(lines)
 
 

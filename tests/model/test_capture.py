@@ -118,10 +118,10 @@ def test_occupied_unknown_and_missing_cells_are_refused_and_nothing_changes(smol
     plain.close()
 
 
-@pytest.mark.parametrize("arch", ["gpt2"])
-def test_learned_positions_are_refused_by_name(arch, tmp_path):
+@pytest.mark.parametrize(("arch", "why"), [("gpt2", "learned"), ("lfm2", "recurrent state")])
+def test_models_whose_blocks_cannot_be_moved_are_refused_by_name(arch, why, tmp_path):
     plain = Plain(Scenario(model=str(write_model(tmp_path / "m.gguf", arch)), n_ctx=256))
-    with pytest.raises(ModelUnsupported, match="learned"):
+    with pytest.raises(ModelUnsupported, match=why):
         Hooks(load(), plain.ctx_address, n_rows=128, arch=arch)
     assert plain.decode([5], [0], [0], {0}) == 0  # the context still works without hooks
     plain.close()

@@ -269,3 +269,23 @@ def test_generation_goes_on_for_many_times_the_reserve(smollm2, cache):
         for at in positions:  # view positions have no gap, or are token positions while the window allows it
             assert len(at) <= 512 and len(set(at.tolist())) == len(at)
             assert original or np.array_equal(at, np.arange(len(at)))
+
+
+def test_a_model_with_recurrent_layers_keeps_a_right_history_without_hooks(tmp_path):
+    model = write_model(tmp_path / "lfm2.gguf", "lfm2")
+    sampling = SamplingParams(temp=1.5, seed=5, top_k=0, top_p=1, min_p=0)
+
+    def answer(ws: Workspace) -> tuple[int, ...]:
+        return ws.step(ids(20, 8), 0, sampling=sampling, max_tokens=12).result().tokens
+
+    with open_engine(model, Settings(n_ctx=512, n_threads=1, policy="full_context", n_parallel=2)) as engine:
+        with engine.workspace() as ws:
+            ws.read_tokens(ids(150, 1)).result()
+            want = answer(ws)
+        with engine.workspace() as ws:
+            ws.read_tokens(ids(150, 1)).result()
+            with ws.fork() as fork:
+                assert answer(fork) == want
+            ws.read_tokens(ids(40, 2)).result()
+            ws.truncate(150)
+            assert answer(ws) == want

@@ -45,7 +45,7 @@ def test_every_rounding_case_agrees_with_numpy() -> None:
     halves = np.arange(0, 0x7C00, 61, dtype=np.uint16).view(np.float16).astype(np.float64)
     steps = np.concatenate([halves, (halves[:-1] + halves[1:]) / 2])
     values = np.concatenate(
-        [steps, -steps, steps * (1 + 2**-22), [0.0, -0.0, 1e-30, 1e6, -1e6, 65519.9, 65520.0]]
+        [steps, -steps, steps * (1 + 2**-22), [0.0, -0.0, 1e-30, 1e6, -np.inf, 65519.9, 65520.0]]
     )
     values = np.resize(values, (2, 4096))
     index = MeanKIndex([info], layout, chunk_blocks=2)
