@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import models
 from ..settings import Settings
-from .messages import note
+from .messages import note, warn
 
 if TYPE_CHECKING:
     from ..engine.sampler import SamplingParams
@@ -26,6 +26,8 @@ def opened_workspace(settings: Settings, system: str) -> Iterator[Workspace]:
         open_engine(path, settings) as engine,
         engine.workspace(policy=settings.policy, system=system or None) as workspace,
     ):
+        if settings.n_ctx - workspace.n_view >= settings.block_size:
+            warn(f"-c {settings.n_ctx} is cut to {workspace.n_view} tokens, the window the model was trained with")
         yield workspace
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 ABI_VERSION = 1
 
-STRUCTS = ("kvmem_params", "kvmem_layer_info", "kvmem_block_write")
-
 CDEF = """
 struct llama_context;
 struct llama_kvmem;
