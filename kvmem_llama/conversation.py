@@ -81,4 +81,3 @@ class Conversation:
 def document_text(name: str, text: str) -> str:
     """A document as the model reads it: its name, if it has one, above its text."""
     return f"{name}:\n{text}\n\n" if name else f"{text}\n\n"
-

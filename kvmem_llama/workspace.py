@@ -163,7 +163,8 @@ class Workspace:
     ) -> Stream:
         """Appends token ids and streams the answer to them.
 
-        query_start: index of the first one that may belong to the query. scored: [n] which are text; None: all.
+        query_start: index of the first one that may belong to the query.
+        scored: [n] which of them are text; None: all.
         """
         with self._idle():
             ids = np.asarray(tokens, dtype=np.int32)

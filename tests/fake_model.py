@@ -33,8 +33,9 @@ _MODULUS = 2039  # fingerprints are exact in float16
 def _layer(il: int, cache: int) -> LayerInfo:
     row = _D * 4
     return LayerInfo(
-        il=il, cache=cache, rope=True, n_head=2, n_head_kv=1, d_k=_D, d_v=4, raw_k_row=row, k_row=row, v_row=16,
-        scale=2.0, type_k=0, type_v=0, k_rotated=False, rope_params=(0,) * 16, rope_factors=False, k_base=0, v_base=0,
+        il=il, cache=cache, rope=True, n_head=2, n_head_kv=1, d_k=_D, d_v=4, raw_k_row=row, k_row=row,
+        v_row=16, scale=2.0, type_k=0, type_v=0, k_rotated=False, rope_params=(0,) * 16, rope_factors=False,
+        k_base=0, v_base=0,
     )  # fmt: skip
 
 
@@ -65,7 +66,14 @@ class FakeVocab:
     def detokenize(self, tokens: I32, *, special: bool = True) -> bytes:
         return b"".join(self.piece(int(t), special=special) for t in tokens)
 
+    def tokenize(self, text: str | bytes, *, add_bos: bool = False, parse_special: bool = True) -> I32:
+        data = text.encode("ascii", "replace") if isinstance(text, str) else text
+        return np.array([(byte - 32) % 94 for byte in data], dtype=np.int32)
+
     def is_eog(self, token: int) -> bool:
+        return token == END
+
+    def is_control(self, token: int) -> bool:
         return token == END
 
 
@@ -107,6 +115,7 @@ class FakeModel:
         self.writes: list[int] = []  # tokens written by each call of write_blocks
         self.n_moved = self.n_shown = 0  # tokens
         self.n_calls = 0
+        self.auto_place = False  # choose cells itself, as llama.cpp does without hooks
         self._placed: I32 = np.zeros(0, np.int32)
         self._rows: tuple[I32, I32] = (self._placed, self._placed)
         self._row_k: NDArray[np.float32] = np.zeros((len(LAYERS), 0, _D), np.float32)
@@ -119,6 +128,8 @@ class FakeModel:
         number, self.n_calls = self.n_calls, self.n_calls + 1
         self.before_decode(batch)
         cells = self._placed
+        if self.auto_place:
+            cells = np.flatnonzero(self.position < 0)[: batch.n].astype(np.int32)
         assert len(cells) == batch.n and np.all(self.position[cells] == -1), "cells of a batch must be empty"
         rc = self.fail.pop(number, 0)
         if rc:
@@ -129,7 +140,9 @@ class FakeModel:
         self.baked[cells], self.n_moves[cells] = batch.positions, 0
         for seq in np.unique(batch.seqs):
             self._compute(cells[batch.seqs == seq], batch.tokens[batch.seqs == seq])
-        self.batches.append(list(zip(batch.seqs.tolist(), batch.positions.tolist(), batch.tokens.tolist(), strict=True)))
+        self.batches.append(
+            list(zip(batch.seqs.tolist(), batch.positions.tolist(), batch.tokens.tolist(), strict=True))
+        )
         self._rows = batch.seqs.copy(), batch.positions.copy()
         self._row_k = self.k[:, cells].copy()
         self._logits = {i: self._logits_at(int(cells[i])) for i in range(batch.n) if batch.outputs[i]}
@@ -139,7 +152,9 @@ class FakeModel:
         """K and V of new tokens of one sequence, in order of their positions."""
         old = self.seq == self.seq[cells[0]]
         old[cells] = False
-        assert np.array_equal(self.position[old], self.baked[old]), "a cell is shown where it is not baked for"
+        assert np.array_equal(self.position[old], self.baked[old]), (
+            "a cell is shown where it is not baked for"
+        )
         assert np.array_equal(self.k[0, old, 6], self.v[0, old, 0]), "K and V of different tokens"
         positions = self.position[old]
         assert len(np.unique(positions)) == len(positions), "two tokens at one view position"
@@ -224,7 +239,9 @@ class FakeModel:
 
     def show(self, seq: int, cells: I32, positions: I32, tokens: I32 | None = None) -> None:
         assert np.all(self.position[cells] == -1) and np.array_equal(self.baked[cells], positions)
-        assert tokens is not None and np.array_equal(self.k[0, cells, 6], tokens), "hidden rows of other tokens"
+        assert tokens is not None and np.array_equal(self.k[0, cells, 6], tokens), (
+            "hidden rows of other tokens"
+        )
         self.position[cells], self.seq[cells] = positions, seq
         self.n_shown += len(cells)
 
@@ -264,7 +281,9 @@ class FakeModel:
 
 def fake_core(model: FakeModel, settings: Settings, n_train: int, *, hooks: bool = True) -> EngineCore:
     core = EngineCore(
-        model=cast(Any, SimpleNamespace(vocab=FakeVocab(), arch="fake", n_ctx_train=n_train, chat_template=None)),
+        model=cast(
+            Any, SimpleNamespace(vocab=FakeVocab(), arch="fake", n_ctx_train=n_train, chat_template=None)
+        ),
         decoder=model,
         hooks=cast(Any, model) if hooks else None,
         pool=CellPool(model.n_cells),
@@ -299,7 +318,9 @@ def check_before_decode(model: FakeModel, sessions: Sequence[Session]) -> None:
             cells = np.concatenate([np.zeros(0, np.int32), *(r.cells for r in residents)])
             positions = [np.arange(r.position, r.position + r.part.count) for r in residents]
             tokens = [session.history.tokens(r.part.start, r.part.end) for r in residents]
-            assert np.array_equal(np.sort(cells), np.flatnonzero(model.seq == seq)), "cells that are not the view"
+            assert np.array_equal(np.sort(cells), np.flatnonzero(model.seq == seq)), (
+                "cells that are not the view"
+            )
             if residents:
                 assert np.array_equal(model.position[cells], np.concatenate(positions))
                 assert np.array_equal(model.k[0, cells, 6], np.concatenate(tokens)), "a cell of another token"

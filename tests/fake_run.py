@@ -25,8 +25,6 @@ T = TypeVar("T")
 
 BASE = 1500  # tokens; the view of most tests holds 256
 
-answering.Sampler = fake_model.FakeSampler  # type: ignore[misc, assignment]
-
 
 def text(n: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
     """`n` tokens that are not the end token, nor halves of a character."""
@@ -34,7 +32,11 @@ def text(n: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def request(
-    tokens: Sequence[int] | np.ndarray[Any, Any], n: int = 0, *, query_start: int = 0, stop: Sequence[str] = ()
+    tokens: Sequence[int] | np.ndarray[Any, Any],
+    n: int = 0,
+    *,
+    query_start: int = 0,
+    stop: Sequence[str] = (),
 ) -> StepRequest:
     """A step of text tokens with an answer of at most `n` tokens."""
     ids = np.asarray(tokens, dtype=np.int32)
@@ -122,5 +124,6 @@ def truncate(session: Session, n: int) -> None:
 
 @pytest.fixture
 def checked_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every finished step checks the books of its session."""
+    """Every finished step checks the books of its session; answers are greedy, without llama.cpp."""
+    monkeypatch.setattr(answering, "Sampler", fake_model.FakeSampler)
     monkeypatch.setattr(Session, "after_step", staticmethod(check))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvmem_llama.memory.index import MeanKIndex
 from kvmem_llama.memory.scoring import QueryRows
-from kvmem_llama.native.layout import RAW_K_ITEMSIZE, LayerInfo, RecordLayout
+from kvmem_llama.native.layout import LayerInfo, RecordLayout
 
 Shape = tuple[int, int, int]  # n_head, n_head_kv, d
 
@@ -24,7 +24,7 @@ def layer_info(il: int, shape: Shape, raw_k_type: str = "f16", cache: int = 0) -
         n_head_kv=n_head_kv,
         d_k=d,
         d_v=d,
-        raw_k_row=n_head_kv * d * RAW_K_ITEMSIZE[raw_k_type],
+        raw_k_row=n_head_kv * d * (2 if raw_k_type == "f16" else 4),
         k_row=n_head_kv * d * 2,
         v_row=n_head_kv * d * 2,
         scale=d**-0.5,

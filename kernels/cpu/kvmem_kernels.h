@@ -98,8 +98,8 @@ struct kvmem_score_args {
 
 // score[c] = sum over query tokens, mean over (layer, query head), of the softmax over the candidates of
 // scale * q . Mean-K (Eq. 10 of the paper). One candidate scores exactly n_query.
-// Memory beside the arguments, per thread and at the default tile: at most
-// max(8 MiB, 64 bytes x n_candidates) of weights + 16 bytes x n_candidates + 640 bytes x the largest d.
+// Memory beside the arguments, per thread and at the default tile: 256 bytes x n_candidates of weights, but no more
+// than max(64 MiB, 64 bytes x n_candidates); 16 bytes x n_candidates; 640 bytes x the largest d.
 KVMEM_KERNELS_API int32_t kvmem_score(const struct kvmem_score_args * args);
 
 // ---- restore ------------------------------------------------------------------------------------------------------

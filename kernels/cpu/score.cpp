@@ -12,7 +12,7 @@ namespace kvmem {
 namespace {
 
 constexpr int64_t default_tile = 96;
-constexpr int64_t weight_bytes = 8 << 20; // of one thread: a share of the last-level cache
+constexpr int64_t weight_bytes = 64 << 20; // of one thread; beyond it fewer rows at a time, which is slower
 constexpr double  log2e = 1.4426950408889634;
 constexpr int64_t work_per_thread = 4 << 20; // multiply-adds that pay for starting a thread
 

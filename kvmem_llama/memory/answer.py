@@ -1,4 +1,4 @@
-"""From generated tokens to text: whole characters, nothing of a stop string, and where a stop string began."""
+"""From generated tokens to text: whole characters, nothing of a stop string, and where that began."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AnswerText:
         return sum(start < end for start in self._starts) if self.stopped else len(self._starts)
 
     def push(self, piece: bytes) -> str:
-        """The bytes of one more token -> text released by it. `stopped` says if it completed a stop string."""
+        """The bytes of one more token -> text released by it; `stopped` says if it completed a stop."""
         self._starts.append(self._n_released + len(self._held))
         self._held += self._decoder.decode(piece)
         found = [i for i in (self._held.find(s) for s in self._stop) if i >= 0]

@@ -62,7 +62,9 @@ class BlockTable:
     def append(self, block: Block) -> None:
         """Raises ValueError if `block` does not continue the table."""
         if block.start != self.n_tokens or len(self) != self.n_complete:
-            raise ValueError(f"block at token {block.start} does not continue a table of {self.n_tokens} tokens")
+            raise ValueError(
+                f"block at token {block.start} does not continue a table of {self.n_tokens} tokens"
+            )
         if not 0 < block.count <= self.block:
             raise ValueError(f"block of {block.count} tokens, the size is {self.block}")
         self._blocks.append(block)

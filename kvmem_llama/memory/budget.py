@@ -1,4 +1,4 @@
-"""How many tokens of the execution view each of its parts may take, and the refusal of a step that cannot fit."""
+"""How many tokens of the view each of its parts may take, and the refusal of a step that cannot fit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Budget:
             raise MandatoryTooLarge(canonical.n_least, self.n_read)
 
     def check_step(self, canonical: Canonical, query_start: int, n_query: int) -> None:
-        """Raises MandatoryTooLarge if the hard set of a query of `n_query` tokens at `query_start` cannot fit.
+        """Raises MandatoryTooLarge if the hard set of a query, `n_query` tokens at `query_start`, cannot fit.
 
         The hard set: sink, pins, the query, the tokens of the block it starts in, and the reserve. Tokens
         of the query that lie in the sink count once.

@@ -47,7 +47,7 @@ def parts_of(block: int, start: int, end: int) -> list[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """Sizes in tokens, all multiples of `block`; pins are starts of whole blocks outside the sink, ascending."""
+    """Sizes in tokens, all multiples of `block`; pins are starts of blocks outside the sink, ascending."""
 
     n_view: int
     n_read: int  # size of the view while reading, <= n_view
@@ -93,7 +93,7 @@ class Canonical:
         return self.tail_start(t) <= self.n_sink
 
     def first_pass_start(self, t: int, n_query: int) -> TokenPos:
-        """First token of the kept tail of the view over which `n_query` query tokens from `t` are evaluated."""
+        """First token of the kept tail of the view that `n_query` query tokens at `t` are evaluated over."""
         start = self.tail_start(t)
         if self.keeps_all(t) and t + n_query <= self.n_view:
             return start

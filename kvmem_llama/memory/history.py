@@ -49,7 +49,7 @@ class History:
 
     def extend(self, tokens: I32 | Sequence[int]) -> None:
         """Appends token ids; their rows come later."""
-        self._tokens.extend(int(t) for t in tokens)
+        self._tokens.frombytes(np.asarray(tokens, dtype=np.int32).tobytes())
 
     def tokens(self, start: int = 0, end: int | None = None) -> I32:
         """Token ids of positions start .. end-1, a copy."""
@@ -105,7 +105,7 @@ class History:
         self.n_committed = self.n_tokens
 
     def rollback(self, keep_until: int) -> None:
-        """Back to the last commit; complete blocks that end at or before token `keep_until` become orphans."""
+        """Back to the last commit; complete blocks that end by token `keep_until` become orphans."""
         aligned = self.n_committed % self.block == 0
         kept = self.n_committed // self.block + (0 if aligned or self._replaced is not None else 1)
         run: list[tuple[Block, I32]] = []

@@ -19,7 +19,9 @@ def check(session: Session) -> None:
 def check_history(session: Session) -> None:
     history = session.history
     table, store = history.table, history.store
-    assert table.n_tokens == history.n_tokens == history.n_committed, "the table does not end with the history"
+    assert table.n_tokens == history.n_tokens == history.n_committed, (
+        "the table does not end with the history"
+    )
     assert len(history.index) == len(table), f"{len(history.index)} rows of the index, {len(table)} blocks"
     for number, block in enumerate(table):
         assert block.start == number * history.block
@@ -30,6 +32,7 @@ def check_view(session: Session) -> None:
     """Parts in history order, each once, at positions of one kind, none beyond the history."""
     view, budget = session.view, session.budget
     residents = list(view)
+    assert view.n_tokens == sum(r.part.count for r in residents)
     assert view.n_tokens <= budget.n_view, f"{view.n_tokens} tokens in a view of {budget.n_view}"
     assert view.slack.n_tokens <= budget.n_slack
     for before, after in pairwise(residents):
@@ -52,9 +55,7 @@ def check_cells(session: Session) -> None:
     view, pool = session.view, session.core.pool
     positions, seqs = session.hooks.cells()
     expected = {
-        int(cell): int(resident.position) + i
-        for resident in view
-        for i, cell in enumerate(resident.cells)
+        int(cell): int(resident.position) + i for resident in view for i, cell in enumerate(resident.cells)
     }
     assert len(expected) == view.n_tokens, "a cell holds two tokens"
     shown = {int(cell): int(positions[cell]) for cell in np.flatnonzero(seqs == view.seq)}

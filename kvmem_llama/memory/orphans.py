@@ -41,7 +41,7 @@ class Orphans:
         return found
 
     def put(self, run: Sequence[tuple[Block, I32]]) -> None:
-        """Keeps the run of a cancelled step. What was left from an earlier one stays only if it continues it."""
+        """Keeps the run of a cancelled step; what is left of an earlier one stays if it continues it."""
         if run and self._run and self._run[0][0].start != run[-1][0].end:
             self.clear()
         self._run = [*run, *self._run]

@@ -77,7 +77,7 @@ class Session:
         self.link.emit(Finished(result))
 
     def evict(self) -> None:
-        """Gives up every cell; the next step rebuilds its view from records. See engine.sequences.Resident."""
+        """Gives up every cell; the next step rebuilds its view from records (engine.sequences.Resident)."""
         self.view.clear()
         self.view.seq = -1
 

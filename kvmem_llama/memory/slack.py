@@ -42,7 +42,7 @@ class Slack:
                 self._pool.free(self.take(start).cells)
 
     def trim(self, n_tokens: int, keep: frozenset[int] = frozenset()) -> None:
-        """Gives up the longest hidden blocks, but those of `keep`, until the others hold at most `n_tokens`."""
+        """Gives up the longest hidden blocks, but for `keep`, until the others hold at most `n_tokens`."""
         others = {s: e.resident.part.count for s, e in self._entries.items() if s not in keep}
         n = sum(others.values())
         for start, count in others.items():

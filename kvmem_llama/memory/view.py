@@ -50,6 +50,7 @@ class View:
         self._hooks: Final = hooks
         self._source: Final = source
         self._residents: dict[int, Resident] = {}  # by first token, in history order
+        self.n_tokens = 0  # in the view
 
     # -- what is in it
 
@@ -59,10 +60,6 @@ class View:
     @property
     def _last(self) -> Resident | None:
         return next(reversed(self._residents.values()), None)
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(r.part.count for r in self)
 
     @property
     def end(self) -> TokenPos:
@@ -113,6 +110,7 @@ class View:
                 last.cells = np.concatenate([last.cells, own])
             else:
                 self._residents[part.start] = Resident(part, self.position_of(part.start), own.copy())
+        self.n_tokens += len(cells)
 
     def drop_from(self, start: int) -> None:
         """Empties the cells of the tokens from position `start` on."""
@@ -128,6 +126,7 @@ class View:
                 resident.cells = resident.cells[:n_kept]
             else:
                 del self._residents[part.start]
+        self.n_tokens -= sum(len(cells) for cells in freed)
         self._free(freed)
 
     # -- going to another view
@@ -146,6 +145,7 @@ class View:
         self._move(todo.move)
         self._write(todo.write)
         self._residents = {p.part.start: self._residents[p.part.start] for p in target.placed}
+        self.n_tokens = sum(p.part.count for p in target.placed)
         self.tidy()
 
     def tidy(self) -> None:
@@ -167,6 +167,7 @@ class View:
         for resident in self:
             self._pool.free(resident.cells)
         self._residents = {}
+        self.n_tokens = 0
 
     # -- private
 

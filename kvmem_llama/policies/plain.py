@@ -17,7 +17,7 @@ from kvmem_llama.memory.answering import Answering, n_penalized
 from kvmem_llama.memory.budget import Budget
 from kvmem_llama.memory.link import TaskLink
 from kvmem_llama.memory.query import StepRequest
-from kvmem_llama.memory.report import FinishReason, Finished, StepResult
+from kvmem_llama.memory.report import Finished, FinishReason, StepResult
 from kvmem_llama.memory.stopwatch import Stopwatch
 from kvmem_llama.native.layout import F32, I32
 
@@ -198,9 +198,7 @@ class PlainMemory(ABC):
         missing = want[len(self._cells.held) :]
         if len(missing):
             tokens = self.tokens()[missing]
-            yield from self._cells.feed(
-                tokens, missing, Phase.READ, done=lambda n: self._cancel_if_stopped()
-            )
+            yield from self._cells.feed(tokens, missing, Phase.READ, done=lambda n: self._cancel_if_stopped())
 
     def _cancel_if_stopped(self) -> None:
         if self._link.stop_requested:
@@ -242,8 +240,8 @@ class _Growth:
         self._start = start  # token position of the answer's first token
 
     def make_room(self, logits: F32) -> TaskGenerator[F32 | None]:
+        yield from ()  # a generator, as for policies that evaluate tokens here
         return None if self._memory._is_full else logits
-        yield  # a generator like those of policies that evaluate tokens here
 
     def feed(self, token: int, *, logits: bool) -> TaskGenerator[F32 | None]:
         memory = self._memory

@@ -16,7 +16,7 @@ from kvmem_llama.native.layout import F32, I32
 
 
 class PlainCells:
-    """Owner thread only. `held` are the token positions in cells, ascending; item p lies at view position p."""
+    """Owner thread only. `held` are the token positions in cells, ascending; item p is at view position p."""
 
     def __init__(self, core: EngineCore) -> None:
         self.seq = -1

@@ -55,7 +55,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question. kind: "plain", about the text itself; "lookalike", about one of the similar insertions."""
+    """One question. kind: "plain", about the text itself; "lookalike", about one of its insertions."""
 
     id: str
     history: str

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import fake_model
 import numpy as np
 import pytest
 from fake_run import BASE, Run, asked, checked_sessions, records, request, same, text, truncate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmem_llama.errors import MandatoryTooLarge
+from kvmem_llama.errors import InvalidOption, MandatoryTooLarge
 
 pytestmark = pytest.mark.usefixtures("checked")
 checked = checked_sessions
@@ -239,3 +240,104 @@ def test_a_question_asked_and_truncated_leaves_no_trace(earlier: list[int]) -> N
         truncate(session, 700)
     twin, other = asked(700)
     assert same(run.step(session, request(text(20, 99), 50)), twin.step(other, request(text(20, 99), 50)))
+
+
+# -- positions
+
+
+def test_positions_are_packed_once_the_history_outgrows_the_trained_window() -> None:
+    run, session = asked(400, n_train=700)
+    report = run.step(session, request(text(20, 1), 10)).recalls[0]
+    assert all(b.position == b.start for b in report.blocks)
+    run.read(session, text(400, 2))
+    report = run.step(session, request(text(20, 1), 10)).recalls[0]
+    assert [b.position for b in report.blocks] == list(range(0, len(report.blocks) * 8, 8))
+
+
+def test_an_answer_goes_on_past_the_trained_window() -> None:
+    run, session = asked(400, n_train=500, n_reserve=64)
+    result = run.step(session, request(text(20, 1), 500))
+    kinds = [all(b.position == b.start for b in r.blocks) for r in result.recalls]
+    assert result.n_generated == 500 and kinds[0] and not kinds[-1]
+
+
+def test_original_positions_are_refused_beyond_the_trained_window() -> None:
+    run, session = asked(400, n_train=500, position_mode="original")
+    calls = run.model.n_calls
+    with pytest.raises(InvalidOption, match="trained"):
+        run.step(session, request(text(90, 1), 10))
+    with pytest.raises(InvalidOption, match="trained"):
+        run.read(session, text(101, 1))
+    assert run.model.n_calls == calls
+    assert run.step(session, request(text(20, 1), 300)).n_generated == 300
+
+
+# -- what stays in cells
+
+
+def test_a_step_after_another_finds_blocks_in_slack_and_moves_others() -> None:
+    run, session = asked(position_mode="compact")
+    for seed in range(4):
+        run.step(session, request(text(20, seed), 60))
+    assert run.model.n_shown > 0 and run.model.n_moved > 0
+
+
+@pytest.mark.parametrize("options", [{"cache_type_k": "q8_0"}, {"exact": True}, {"max_moves": 0}])
+def test_quantized_and_exact_caches_are_never_moved_in_place(options: dict[str, Any]) -> None:
+    run, session = asked(position_mode="compact", **options)
+    twin, other = asked(position_mode="compact")
+    req = request(text(20, 1), 400)
+    assert same(run.step(session, req), twin.step(other, req))
+    assert run.model.n_moved == 0 < twin.model.n_moved
+
+
+# -- other ways to read
+
+
+def test_the_view_while_reading_can_be_smaller() -> None:
+    run, session = asked(n_prefill_view=64)
+    widest = max(position for batch in run.model.batches for _, position, _ in batch)
+    assert run.settings.position_mode == "auto" and session.view.n_tokens <= 64 and widest == BASE - 1
+    assert run.step(session, request(text(20, 1), 300)).n_generated == 300
+    run, session = asked(200, n_prefill_view=64)
+    report = run.step(session, request(text(10, 1), 5)).recalls[0]
+    assert report.n_selected == report.n_candidates, "all of it fits the view of the answer"
+
+
+def test_the_first_pass_may_go_over_the_view_of_the_step_before() -> None:
+    run, session = asked(first_pass="current")
+    twin, other = asked()
+    for seed in range(4):
+        req = request([*text(30, seed), *text(20, seed)], 100, query_start=30)
+        assert run.step(session, req).n_generated == twin.step(other, req).n_generated == 100
+    assert sum(run.model.writes) < sum(twin.model.writes)
+
+
+def test_a_long_answer_and_a_long_text_follow_with_the_first_pass_over_the_current_view() -> None:
+    run, session = asked(first_pass="current", n_train=2000)
+    run.step(session, request(text(180, 1), 600))
+    run.read(session, text(900, 3))
+    session.evict()
+    assert run.step(session, request(text(100, 1), 300)).n_generated == 300
+
+
+def test_a_subset_of_layers_can_be_scored() -> None:
+    run, session = asked(layers_scored="2")
+    report = run.step(session, request(text(20, 1), 5)).recalls[0]
+    assert report.n_selected > 0
+    with pytest.raises(InvalidOption):
+        asked(layers_scored="1")  # a sliding-window layer
+
+
+def test_a_token_that_was_asked_for_is_found() -> None:
+    """The block whose keys resemble the query's is selected, wherever it lies."""
+    run = Run()
+    session = run.session()
+    tokens = text(BASE)
+    tokens[tokens == 77] = 78
+    tokens[400:408] = 77
+    run.read(session, tokens)
+    report = run.step(session, request([77] * 4, 5)).recalls[0]
+    best = next(b for b in report.blocks if b.rank == 1)
+    assert best.start == 400 and best.why == "selected" and not best.resident
+    assert best.text == fake_model.FakeVocab().detokenize(tokens[400:408]).decode()

@@ -343,7 +343,7 @@ def test_a_random_life_is_that_of_its_commits(
                 truncate(mine, n)
         elif disturbance == "evict":
             mine.evict()
-        for r, s in ((run, mine), (twin, other)):
+        for s in (mine, other):
             if operation == "truncate":
                 truncate(s, n * a // 100)
             elif operation == "pin" and n > 20:

@@ -13,8 +13,9 @@ from . import QueryRows, check_query
 class CpuScorer:
     """Eq. 10 of the paper in float32 with an online log-sum-exp over tiles of blocks.
 
-    The scores do not depend on `n_threads`, and on `tile` only in rounding. Memory of a call, per thread: at
-    most max(8 MiB, 64 bytes x n_candidates) + 16 bytes x n_candidates + 640 bytes x head size.
+    The scores do not depend on `n_threads`, and on `tile` only in rounding. Memory of a call, per thread:
+    272 bytes x n_candidates + 640 bytes x head size; from 262,144 candidates on 64 MiB in place of the first
+    256 bytes, until 64 bytes x n_candidates are more.
     """
 
     name = "cpu"

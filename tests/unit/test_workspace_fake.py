@@ -1,0 +1,294 @@
+"""Workspaces and streams over a real owner thread and the fake model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import fake_model
+import numpy as np
+import pytest
+from fake_model import END, fake_resources, make_model
+from fake_run import checked_sessions, text
+
+from kvmem_llama import workspace as module
+from kvmem_llama.engine.chat_template import Message, Turn
+from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.errors import (
+    Cancelled,
+    EngineClosed,
+    InputError,
+    InvalidOption,
+    MandatoryTooLarge,
+    WorkspaceBusy,
+    WorkspaceClosed,
+)
+from kvmem_llama.memory.report import Finished, Progress, Recalled, TextPiece
+from kvmem_llama.settings import Settings
+from kvmem_llama.workspace import Workspace, WorkspaceEngine
+
+pytestmark = pytest.mark.usefixtures("checked", "template")
+checked = checked_sessions
+GREEDY = SamplingParams(temp=0)
+
+
+class FakeTemplate:
+    """`(system)[question]:answer|[question]:`; the bar ends an answer that did not end by itself."""
+
+    stop_strings = ("STOP",)
+
+    def __init__(self, vocab: Any, template: Any) -> None:
+        self.seen: list[tuple[str, list[Message], bool | None]] = []
+
+    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
+        self.seen.append((history, list(messages), closed))
+        system = "".join(f"({m.content})" for m in messages if m.role == "system")
+        going_on = any(m.role == "assistant" for m in messages)
+        front = ("" if closed else "|") + "[" if going_on else system + "["
+        content = messages[-1].content.strip()
+        return Turn(f"{front}{content}]:", ((len(front), len(front) + len(content)),))
+
+
+@pytest.fixture
+def template(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
+
+
+class Engine(WorkspaceEngine):
+    model: fake_model.FakeModel
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with made(n_parallel=2) as it:
+        yield it
+
+
+def made(**options: Any) -> Engine:
+    settings = Settings(**{"n_ctx": 256, "block_size": 8, "n_ubatch": 16, "scorer": "reference", **options})
+    model = make_model(settings)
+    it = Engine(lambda: fake_resources(model, settings))
+    it.model = model
+    return it
+
+
+def said(workspace: Workspace, start: int = 0) -> str:
+    vocab = fake_model.FakeVocab()
+    return vocab.detokenize(workspace.history()[start:]).decode()
+
+
+def test_a_question_is_asked_in_the_template_and_answered_as_a_stream(engine: Engine) -> None:
+    with engine.workspace(system="be brief") as ws:
+        engine.model.forced = [40, 41, END]
+        events = list(ws.ask("why?", sampling=GREEDY))
+        assert [e.text for e in events if isinstance(e, TextPiece)] == ["H", "I"]
+        assert isinstance(events[-1], Finished) and events[-1].result.text == "HI"
+        assert said(ws) == "(be brief)[why?]:HI<end>"
+        engine.model.forced = [42, 43]
+        ws.ask("and?", sampling=GREEDY, max_tokens=2).result()
+        ws.ask("so?", sampling=GREEDY, max_tokens=0).result()
+        assert said(ws) == "(be brief)[why?]:HI<end>[and?]:JK|[so?]:"
+
+
+def test_documents_are_read_as_history_and_only_the_question_is_the_query(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        result = ws.ask(
+            "why?", [("a.txt", "b" * 600), ("", "c" * 50)], sampling=GREEDY, max_tokens=3
+        ).result()
+        assert (
+            result.n_query == len("why?]:")
+            and result.n_read == len("[a.txt:xx" + "b" * 600 + "c" * 50 + "nnnn") - 1
+        )
+        assert [r.n_candidates > 0 for r in result.recalls] == [True]
+        events = list(ws.ask("again?", sampling=GREEDY, max_tokens=3))
+        assert any(isinstance(e, Progress) and e.phase == "query" for e in events)
+        assert any(isinstance(e, Recalled) for e in events)
+
+
+def test_texts_and_tokens_are_read_as_they_are(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        assert ws.read("plain").result().n_read == 5
+        ws.read("named", source="n").result()
+        ws.read_tokens([40, 41]).result()
+        assert said(ws).startswith("plain") and said(ws).endswith("HI") and ws.n_tokens == len(said(ws))
+        result = ws.step([42, 43, 44], sampling=GREEDY, max_tokens=4).result()
+        assert result.n_query == 3 and ws.n_tokens == len(said(ws)) and result.n_generated == 4
+
+
+def test_a_step_without_tokens_is_refused(engine: Engine) -> None:
+    with engine.workspace() as ws, pytest.raises(InputError):
+        ws.step([], sampling=GREEDY)
+
+
+def test_a_question_that_does_not_fit_is_refused_and_the_workspace_goes_on(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        stream = ws.ask("w" * 250, sampling=GREEDY)
+        with pytest.raises(MandatoryTooLarge):
+            list(stream)
+        assert ws.n_tokens == 0 and engine.model.n_calls == 0
+        assert ws.ask("why?", sampling=GREEDY, max_tokens=2).result().n_generated == 2
+        assert said(ws).startswith("[why?]:")
+
+
+def test_the_stop_string_of_the_template_ends_an_answer(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        engine.model.forced = [ord(c) - 32 for c in "so STOP"]
+        result = ws.ask("why?", sampling=GREEDY).result()
+        assert result.text == "so " and result.finish_reason == "stop"
+
+
+def hold(engine: Engine) -> threading.Event:
+    """Decodes wait for the event."""
+    go = threading.Event()
+    engine.model.before_decode = lambda batch: go.wait(10) and None
+    return go
+
+
+def test_one_step_at_a_time(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        go = hold(engine)
+        stream = ws.ask("why?", sampling=GREEDY, max_tokens=5)
+        for call in (
+            lambda: ws.ask("x", sampling=GREEDY),
+            lambda: ws.read("x"),
+            lambda: ws.truncate(0),
+            ws.fork,
+            ws.history,
+        ):
+            with pytest.raises(WorkspaceBusy):
+                call()
+        go.set()
+        stream.result(10)
+        assert ws.history().shape == (ws.n_tokens,)
+
+
+def test_a_cancelled_stream_raises_and_leaves_nothing(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        go = hold(engine)
+        stream = ws.ask("why?", sampling=GREEDY)
+        stream.cancel()
+        go.set()
+        with pytest.raises(Cancelled):
+            list(stream)
+        with pytest.raises(Cancelled):
+            stream.result()
+        assert ws.n_tokens == 0 and stream.done
+        ws.ask("why?", sampling=GREEDY, max_tokens=1).result()
+        assert said(ws).startswith("[why?]:")
+
+
+def test_an_answer_is_stopped_while_it_is_read(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        stream = ws.ask("why?", sampling=GREEDY)
+        n = 0
+        for event in stream:
+            n += isinstance(event, TextPiece)
+            if n == 5:
+                stream.stop()
+        result = stream.result()
+        assert result.finish_reason == "truncated" and result.n_generated >= 5
+        ws.ask("go on", sampling=GREEDY, max_tokens=0).result()
+        assert said(ws).endswith("|[go on]:")
+
+
+def test_truncating_takes_turns_back(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        for question in ("one", "two"):
+            engine.model.forced = [40, END]
+            ws.ask(question, sampling=GREEDY).result()
+        assert said(ws) == "[one]:H<end>[two]:H<end>"
+        ws.truncate(8)
+        engine.model.forced = [41, END]
+        ws.ask("new", sampling=GREEDY).result()
+        assert said(ws) == "[one]:H<end>|[new]:I<end>"
+        ws.truncate(0)
+        ws.ask("first", sampling=GREEDY, max_tokens=0).result()
+        assert said(ws) == "[first]:"
+        for n in (-1, 9):
+            with pytest.raises(InvalidOption):
+                ws.truncate(n)
+
+
+def test_forks_go_their_own_ways(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        ws.read_tokens(text(600)).result()
+        with ws.fork() as fork, ws.fork() as other:
+            answers = [
+                w.step(text(20, 1), sampling=GREEDY, max_tokens=30).result().tokens for w in (ws, fork, other)
+            ]
+            assert answers[0] == answers[1] == answers[2]  # on two sequences: one view had to be rebuilt
+            ws.close()
+            assert fork.step(text(20, 2), sampling=GREEDY, max_tokens=5).result().n_generated == 5
+
+
+def test_four_workspaces_share_two_sequences(engine: Engine) -> None:
+    spaces = [engine.workspace() for _ in range(4)]
+    for seed, ws in enumerate(spaces):
+        ws.read_tokens(text(500, seed)).result()
+    streams = [ws.step(text(20, 9), sampling=GREEDY, max_tokens=40) for ws in spaces]
+    answers = [stream.result().tokens for stream in streams]
+    for seed, ws in enumerate(spaces):
+        with made() as alone, alone.workspace() as other:
+            other.read_tokens(text(500, seed)).result()
+            assert other.step(text(20, 9), sampling=GREEDY, max_tokens=40).result().tokens == answers[seed]
+        ws.close()
+    assert engine.core.pool.n_used == 0
+
+
+def test_pins_are_of_tokens_that_exist(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        ws.read_tokens(text(100)).result()
+        ws.pin(10, 20)
+        assert ws.stats().pins == ((10, 20),)
+        for start, end in ((-1, 5), (5, 5), (90, 101)):
+            with pytest.raises(InvalidOption):
+                ws.pin(start, end)
+        ws.unpin(10, 20)
+        assert ws.stats().pins == ()
+
+
+def test_a_closed_workspace_and_a_closed_engine_say_so(engine: Engine) -> None:
+    ws = engine.workspace()
+    ws.read("abc").result()
+    ws.close()
+    ws.close()
+    for call in (ws.history, ws.stats, ws.fork, lambda: ws.read("x")):
+        with pytest.raises(WorkspaceClosed):
+            call()
+    assert engine.core.pool.n_used == 0
+    ws = engine.workspace()
+    engine.close()
+    with pytest.raises(EngineClosed):
+        ws.read("x")
+    with pytest.raises(EngineClosed):
+        engine.workspace()
+    ws.close()
+
+
+def test_closing_a_workspace_cancels_its_step(engine: Engine) -> None:
+    ws = engine.workspace()
+    stream = ws.ask("why?", sampling=GREEDY)
+    ws.close()
+    with pytest.raises(Cancelled):
+        stream.result()
+    assert engine.core.pool.n_used == 0
+
+
+def test_the_policy_can_be_chosen_for_each_workspace(engine: Engine) -> None:
+    with engine.workspace(policy="sliding_window") as ws, engine.workspace() as other:
+        ws.read_tokens(text(600)).result()
+        assert ws.stats().policy == "sliding_window" and ws.stats().n_records == 0
+        assert ws.step(text(20, 1), sampling=GREEDY, max_tokens=50).result().n_generated == 50
+        assert other.stats().policy == "kvmem" and ws.n_view == other.n_view == 256
+        assert np.array_equal(ws.history()[:600], text(600))
+
+
+def test_memory_is_flat_over_many_steps(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        ws.read_tokens(text(600)).result()
+        for _ in range(30):
+            ws.step(text(20, 1), sampling=GREEDY, max_tokens=20).result()
+            ws.truncate(600)
+        stats = ws.stats()
+        assert stats.n_records == stats.n_blocks == 75 and stats.n_orphans == 0
