@@ -13,9 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvmem_llama.memory.positions import TokenPos, ViewPos
-
 from kvmem_llama.errors import Cancelled
+from kvmem_llama.memory.positions import TokenPos, ViewPos
 from kvmem_llama.memory.report import (
     Event,
     Finished,

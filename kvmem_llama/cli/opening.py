@@ -27,7 +27,7 @@ def opened_workspace(settings: Settings, system: str) -> Iterator[Workspace]:
         engine.workspace(policy=settings.policy, system=system or None) as workspace,
     ):
         if settings.n_ctx - workspace.n_view >= settings.block_size:
-            warn(f"-c {settings.n_ctx} is cut to {workspace.n_view} tokens, the window the model was trained with")
+            warn(f"-c {settings.n_ctx} is cut to the {workspace.n_view} tokens the model was trained with")
         yield workspace
 
 

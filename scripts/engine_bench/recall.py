@@ -102,7 +102,8 @@ def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> 
                     n_noop += report.noop
                     resident = np.mean([b.resident for b in report.blocks])
             lines.append(
-                f"{name:14} apply {1e3 * np.median(apply_s):7.2f} ms   recall {1e3 * np.median(total_s):7.1f} ms   "
+                f"{name:14} apply {1e3 * np.median(apply_s):7.2f} ms   "
+                f"recall {1e3 * np.median(total_s):7.1f} ms   "
                 f"{n_noop} of {len(total_s)} without replay   {100 * resident:.0f}% of the last view resident"
             )
     return lines

@@ -11,7 +11,7 @@ from kvmem_llama.native.library import load
 
 
 def run_hooked(sc: Scenario) -> np.ndarray:
-    """The plain loop with capture of K and Q, every cell placed explicitly, ascending as by the stock search."""
+    """The plain loop with capture of K and Q, cells placed explicitly, ascending as by the stock search."""
     plain = Plain(sc)
     hooks = Hooks(load(), plain.ctx_address, n_rows=max(sc.n_ubatch, 32), raw_k_type="f16")
     sent: list[tuple[list[int], list[int]]] = []
