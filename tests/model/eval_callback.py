@@ -11,6 +11,9 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))  # not there by itself where the path is kept safe
+
 from plain_loop import Plain, Scenario, prompt
 
 
