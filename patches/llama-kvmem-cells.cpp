@@ -171,6 +171,7 @@ void llama_kvmem::set_place(const int32_t * cells, int32_t n) {
             kv->kvmem_place.assign(cells, cells + n);
         }
     }
+    llama_get_memory(ctx)->pos_holes = n > 0; // a view at original positions may end before the next token
 }
 
 //

@@ -118,6 +118,22 @@ def test_occupied_unknown_and_missing_cells_are_refused_and_nothing_changes(smol
     plain.close()
 
 
+def test_a_placed_batch_may_skip_positions_but_not_go_back(smollm2):
+    plain, hooks = hooked(smollm2)
+
+    def decode(position: int, cell: int) -> int:
+        hooks.capture(k=True, q=False)
+        hooks.place(np.array([cell], np.int32))
+        return plain.decode([5], [position], [0], {0})
+
+    assert decode(0, 0) == 0
+    assert decode(7, 1) == 0
+    assert decode(7, 2) != 0 and decode(3, 2) != 0
+    assert decode(8, 2) == 0
+    hooks.close()
+    plain.close()
+
+
 @pytest.mark.parametrize(("arch", "why"), [("gpt2", "learned"), ("lfm2", "recurrent state")])
 def test_models_whose_blocks_cannot_be_moved_are_refused_by_name(arch, why, tmp_path):
     plain = Plain(Scenario(model=str(write_model(tmp_path / "m.gguf", arch)), n_ctx=256))

@@ -236,6 +236,22 @@ def test_a_history_whose_cells_were_given_up_answers_the_same_in_exact_mode(tiny
         assert (selected(got), got.tokens) == (selected(want), want.tokens)
 
 
+@pytest.mark.parametrize("mode", ["auto", "compact", "original"])
+@pytest.mark.parametrize("n_recent", [0, 64])
+def test_an_answer_goes_on_past_the_view_at_positions_of_either_kind(tiny, mode, n_recent):
+    settings = Settings(n_ctx=256, n_threads=1, position_mode=mode, n_recent=n_recent)
+    with engine_with_base(tiny, settings, 640) as (_, base):
+        n_mid_answer = 0
+        for question in range(6):  # random weights end an answer at random
+            with base.fork() as fork:
+                result = ask(fork, question, n=32, max_tokens=200)
+            assert result.n_generated == 200 or result.finish_reason == "stop"
+            n_mid_answer += sum(r.mid_answer for r in result.recalls)
+        assert n_mid_answer >= 6
+        base.pin(100, 170)
+        assert ask(base, 2, n=32, max_tokens=40).n_generated > 0
+
+
 @pytest.mark.parametrize("cache", ["f16", "q8_0"])
 def test_generation_goes_on_for_many_times_the_reserve(smollm2, cache):
     """Reads 6,000 tokens with a view of 512, answers with 1,024 tokens and a reserve of 64."""
