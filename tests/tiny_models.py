@@ -58,10 +58,14 @@ def write_model(
     *,
     seed: int = 0,
     dtype: type[np.floating] = np.float32,
+    quantization: gguf.GGMLQuantizationType | None = None,
     template: str | None = CHATML,
     vocabulary: bool = True,
 ) -> Path:
-    """Writes a model file and returns its path; the same arguments give the same bytes."""
+    """Writes a model file and returns its path; the same arguments give the same bytes.
+
+    quantization: of the matrices. The products of a float matrix depend on the batch's shape even in exact mode.
+    """
     shape = SHAPES[shape] if isinstance(shape, str) else shape
     writer = gguf.GGUFWriter(path, shape.arch)
     _write_sizes(writer, shape)
@@ -73,7 +77,10 @@ def write_model(
     rng = np.random.default_rng(seed)
     for name, dims in _tensors(shape, len(tokens)).items():
         data = _weights(rng, name, dims)
-        writer.add_tensor(name, data.astype(dtype) if len(dims) > 1 else data)
+        if quantization is not None and len(dims) > 1:
+            writer.add_tensor(name, gguf.quants.quantize(data, quantization), raw_dtype=quantization)
+        else:
+            writer.add_tensor(name, data.astype(dtype) if len(dims) > 1 else data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

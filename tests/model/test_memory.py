@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,7 +36,8 @@ def checked(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("tiny") / "llama.gguf", "llama")
+    path = tmp_path_factory.mktemp("tiny") / "llama.gguf"
+    return write_model(path, "llama", quantization=gguf.GGMLQuantizationType.Q4_1)
 
 
 def ids(n: int, seed: int, n_vocab: int = 250) -> np.ndarray:
@@ -285,6 +287,16 @@ def test_generation_goes_on_for_many_times_the_reserve(smollm2, cache):
         for at in positions:  # view positions have no gap, or are token positions while the window allows it
             assert len(at) <= 512 and len(set(at.tolist())) == len(at)
             assert original or np.array_equal(at, np.arange(len(at)))
+
+
+def test_a_model_with_recurrent_layers_slides_as_its_refusal_says(tmp_path):
+    model = write_model(tmp_path / "lfm2.gguf", "lfm2")
+    with pytest.raises(ModelUnsupported, match=r"lfm2.*full_context.*sliding_window"):
+        open_engine(model, Settings(n_ctx=256, n_threads=1))
+    settings = Settings(n_ctx=256, n_threads=1, policy="sliding_window")
+    with open_engine(model, settings) as engine, engine.workspace() as ws:
+        result = ws.step(ids(400, 1), 0, sampling=SamplingParams(temp=0), max_tokens=8).result()
+        assert result.n_read + result.n_query == 400
 
 
 def test_a_model_with_recurrent_layers_keeps_a_right_history_without_hooks(tmp_path):
