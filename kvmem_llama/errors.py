@@ -6,6 +6,9 @@
       BudgetError         MandatoryTooLarge, InvalidOption
       EngineError         DecodeFailed, CaptureMismatch, HookFailed, EngineClosed, TemplateUnsupported
       WorkspaceError      WorkspaceClosed, WorkspaceBusy, InputError
+        StoreError        WorkspaceNotFound, WorkspaceExists, InvalidName, StoreLocked, WorkspaceMismatch,
+                          FormatTooNew, StoreFull, StoreFailed
+          StoreDamaged    RecordDamaged, CatalogDamaged, ExportDamaged
       Cancelled
 
 `what` says what happened, with the numbers; `hint` says what to do about it. `str(error)` is both.
@@ -195,6 +198,148 @@ class InputError(WorkspaceError):
         self.source = source
 
 
+class StoreError(WorkspaceError):
+    """A durable workspace, or the folder it lies in, cannot be used this way."""
+
+
+class WorkspaceNotFound(StoreError):
+    """No workspace has the name `name`."""
+
+    def __init__(self, name: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"there is no workspace named {name!r:.220}",
+            hint=hint or "See `kvmem workspace ls` for the names, and --data-dir for the folder they lie in.",
+        )
+        self.name = name
+
+
+class WorkspaceExists(StoreError):
+    """A workspace has the name `name` already."""
+
+    def __init__(self, name: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"a workspace named {name!r:.220} exists already",
+            hint=hint or "Choose another name, or delete it.",
+        )
+        self.name = name
+
+
+class InvalidName(StoreError):
+    """`name` cannot be the name of a workspace."""
+
+    def __init__(self, name: str, why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"the name {name!r:.60} cannot be used: {why}",
+            hint=hint or "Use 1 to 200 characters of any script, without control characters.",
+        )
+        self.name = name
+
+
+class StoreLocked(StoreError):
+    """Somebody else writes to the workspace `name`; `holder` says who."""
+
+    def __init__(self, name: str, holder: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"the workspace {name!r:.220} is in use by {holder}",
+            hint=hint or "Close it there, or open it read-only here.",
+        )
+        self.name = name
+        self.holder = holder
+
+
+class WorkspaceMismatch(StoreError):
+    """A workspace was made with another model or layout: `what` is `stored` there and `given` now."""
+
+    def __init__(self, what: str, stored: object, given: object, *, hint: str = "") -> None:
+        super().__init__(
+            f"the workspace does not fit: its {what} is {stored}, given is {given}",
+            hint=hint or "Open it with the model and the options it was made with, or make a new workspace.",
+        )
+        self.stored = stored
+        self.given = given
+
+
+class FormatTooNew(StoreError):
+    """`path` has format `found`; this program knows formats up to `known`."""
+
+    def __init__(self, path: str | PathLike[str], found: int, known: int, *, hint: str = "") -> None:
+        super().__init__(
+            f"{str(path)!r} has format {found}, this version of kvmem_llama knows formats up to {known}",
+            hint=hint or "Use a newer version of kvmem_llama; nothing was changed.",
+        )
+        self.path = str(path)
+        self.found = found
+        self.known = known
+
+
+class StoreFull(StoreError):
+    """There is no space for `needed` bytes at `path`, where `free` bytes are left (-1: not known)."""
+
+    def __init__(self, path: str | PathLike[str], needed: int, free: int = -1, *, hint: str = "") -> None:
+        left = f", {free} bytes are free" if free >= 0 else ""
+        super().__init__(
+            f"no space left for {needed} bytes at {str(path)!r}{left}",
+            hint=hint or "Free some space, delete workspaces (`kvmem workspace rm`) or set a --disk-budget.",
+        )
+        self.path = str(path)
+        self.needed = needed
+        self.free = free
+
+
+class StoreFailed(StoreError):
+    """The operating system refused an operation on `path`; `why` is its reason."""
+
+    def __init__(self, path: str | PathLike[str], why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"{str(path)!r}: {why}",
+            hint=hint or "What was acknowledged is safe. Check the disk and the folder's permissions.",
+        )
+        self.path = str(path)
+        self.why = why
+
+
+class StoreDamaged(StoreError):
+    """Stored bytes are not the ones that were written."""
+
+
+class RecordDamaged(StoreDamaged):
+    """The record at `where` (a segment and slot, or a block) cannot be read as it was written."""
+
+    def __init__(self, where: str, why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"the record at {where} is damaged: {why}",
+            hint=hint
+            or "Its tokens are safe and it is recomputed when wanted; see `kvmem workspace verify`.",
+        )
+        self.where = where
+        self.why = why
+        self.refs: tuple[object, ...] = ()  # of all records that the failed call found damaged
+
+
+class CatalogDamaged(StoreDamaged):
+    """The catalog at `path` contradicts itself or cannot be read."""
+
+    def __init__(self, path: str | PathLike[str], why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"the catalog {str(path)!r} is damaged: {why}",
+            hint=hint or "Run `kvmem workspace verify`, or import an export of the workspace.",
+        )
+        self.path = str(path)
+        self.why = why
+
+
+class ExportDamaged(StoreDamaged):
+    """The file at `path` is not a whole export of a workspace."""
+
+    def __init__(self, path: str | PathLike[str], why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"{str(path)!r} is not a sound export: {why}",
+            hint=hint or "Nothing was imported. Copy the file again, or export the workspace again.",
+        )
+        self.path = str(path)
+        self.why = why
+
+
 class Cancelled(KvmemError):
     """The step was cancelled; the workspace is as the last committed step left it."""
 
@@ -210,6 +355,7 @@ EXIT_CODES: Final[dict[type[KvmemError], int]] = {
     BudgetError: 5,
     EngineError: 6,
     WorkspaceError: 7,
+    StoreDamaged: 8,
     Cancelled: 130,
 }
 

@@ -59,6 +59,16 @@ Value = Scalar | tuple[Scalar, ...] | LongArray
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayPlace:
+    """Where the elements of an array stand in the file."""
+
+    length: int  # elements
+    of_strings: bool
+    start: int  # bytes from the beginning of the file
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One row of the tensor table; `offset` and `nbytes` in bytes, from the start of the data section."""
 
@@ -95,6 +105,7 @@ class GgufHeader:
 
     version: int
     metadata: dict[str, Value]
+    arrays: dict[str, ArrayPlace]  # of metadata
     tensors: tuple[TensorEntry, ...]
     data_start: int  # bytes
     file_size: int  # bytes
@@ -142,6 +153,7 @@ class _Reader:
         self._pos = 0
         self._elements_left = MAX_ELEMENTS
         self._kept_left = MAX_KEPT
+        self._arrays: dict[str, ArrayPlace] = {}
 
     def header(self) -> GgufHeader:
         magic = self._file.read(4)
@@ -167,7 +179,7 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._bad(f"general.alignment is {alignment!r:.80}, not a power of two")
         data_start = (self._pos + alignment - 1) // alignment * alignment
-        return GgufHeader(version, metadata, tensors, data_start, self._size)
+        return GgufHeader(version, metadata, self._arrays, tensors, data_start, self._size)
 
     def _bad(self, why: str) -> ModelCorrupt:
         return ModelCorrupt(self._path, why)
@@ -213,6 +225,12 @@ class _Reader:
         if type_id != _ARRAY:
             return self._scalar(key, type_id)
         element, length = self._int("I"), self._int("Q")
+        start = self._pos
+        value = self._array(key, element, length)
+        self._arrays[key] = ArrayPlace(length, element == _STRING, start, self._pos)
+        return value
+
+    def _array(self, key: str, element: int, length: int) -> Value:
         if element == _STRING:
             self._elements_left -= length
             if self._elements_left < 0:

@@ -15,12 +15,15 @@ from typing import BinaryIO, Final
 
 from .errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from .gguf_header import GgufHeader, LongArray, TensorEntry, Value, open_model_file, read_header
+from .gguf_vocabulary import TOKENS, check_vocabulary
 
 # Architectures without a causal decoder (src/llama-arch.cpp); others say so with `<arch>.attention.causal`.
 ENCODERS: Final = frozenset({
     "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3",
     "eurobert", "gemma-embedding", "llama-embed", "t5", "t5encoder", "wavtokenizer-dec", "clip",
 })  # fmt: skip
+
+NO_TOKENIZER: Final = frozenset({"none", "no_vocab"})  # llama.cpp then ignores any tokens of the file
 
 _SPLIT_NAME: Final = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 _N_SAMPLES: Final = 16
@@ -58,9 +61,10 @@ class ModelInfo:
         return sum(self.n_head_kv) * (self.d_k * k_bits + self.d_v * v_bits) / 8
 
 
-def read_model_info(path: Path) -> ModelInfo:
+def read_model_info(path: Path, *, tokens: bool = False) -> ModelInfo:
     """Facts of the model at `path`; for a split model, the path of its first part.
 
+    tokens: also check every token, as must be done before llama.cpp loads the file; it takes a moment.
     Raises ModelNotFound, ModelCorrupt, and ModelUnsupported for a GGUF file that is not a language model.
     """
     header = read_header(path)
@@ -74,6 +78,8 @@ def read_model_info(path: Path) -> ModelInfo:
             arch, f"{str(path)!r} holds a {'projector' if kind == 'model' else kind:.40}, no language model",
             hint="Give the model itself with -m.",
         )  # fmt: skip
+    if tokens:
+        check_vocabulary(path, header)
     parts = _parts(path, meta.whole("split.count", 1), meta.whole("split.no", 0))
     headers = [header] + [read_header(part) for part in parts[1:]]
     tensors = [tensor for part in headers for tensor in part.tensors]
@@ -98,7 +104,7 @@ def read_model_info(path: Path) -> ModelInfo:
         d_v=meta.whole(f"{arch}.attention.value_length", width),
         n_ctx_train=meta.positive(f"{arch}.context_length"),
         n_swa=meta.whole(f"{arch}.attention.sliding_window", 0),
-        n_vocab=meta.length("tokenizer.ggml.tokens"),
+        n_vocab=meta.length(TOKENS),
         tokenizer="/".join(
             filter(None, (meta.text("tokenizer.ggml.model"), meta.text("tokenizer.ggml.pre")))
         ),
@@ -123,7 +129,7 @@ def check_policy(info: ModelInfo, policy: str) -> None:
             info.arch, "it is an encoder; it does not write text",
             hint="No policy works with it. Use a decoder (llama, qwen, gemma ...) instead.",
         )  # fmt: skip
-    if not info.n_vocab:
+    if not info.n_vocab or info.tokenizer.partition("/")[0] in NO_TOKENIZER:
         raise ModelUnsupported(
             info.arch, "the file holds no vocabulary", hint="Convert the model again, with its tokenizer."
         )

@@ -8,7 +8,6 @@ docs/options.md are generated from it; llama.cpp's options keep their names and 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,82 +15,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from .errors import InvalidOption
+from .option import Option, Value
 
-Value = int | float | bool | str
+__all__ = ["BY_NAME", "OPTIONS", "Option", "Settings"]
+
 T = TypeVar("T", int, float, bool, str)
 
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
 _KEY: Final = "option"
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One row of the table. `flags` are those of the command line, the first one is the one messages use."""
-
-    name: str
-    type: type
-    unit: str
-    default: Value
-    help: str
-    section: str
-    flags: tuple[str, ...]
-    choices: tuple[str, ...] = ()
-    words: Mapping[str, int] = dataclasses.field(default_factory=dict)  # words accepted in place of a number
-    low: float = -math.inf
-    high: float = math.inf
-
-    @property
-    def env(self) -> str:
-        """Name of the environment variable."""
-        return "KVMEM_" + self.name.upper()
-
-    def parse(self, text: str, where: str = "") -> Value:
-        """Value written as `text` in an environment variable or on a command line; raises InvalidOption."""
-        where = where or self.flags[0]
-        text = text.strip() if self.type is not str else text
-        try:
-            if self.type is bool:
-                if text.lower() in _TRUE | _FALSE:
-                    return text.lower() in _TRUE
-                raise InvalidOption(where, text, "must be 1 or 0 (true/false, yes/no, on/off)")
-            if self.type is int:
-                return self.words[text] if text in self.words else int(text, 10)
-            return float(text) if self.type is float else text
-        except ValueError:
-            kind = "a whole number" if self.type is int else "a number"
-            raise InvalidOption(where, text, f"must be {kind}{self._or_words()}") from None
-
-    def check(self, value: object) -> None:
-        """Raises InvalidOption if `value` has the wrong type or lies outside the limits."""
-        flag = self.flags[0]
-        if self.type is float:
-            good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        else:
-            good = type(value) is self.type
-        if not good:
-            raise InvalidOption(flag, value, f"must be of type {self.type.__name__}")
-        if self.choices and value not in self.choices:
-            raise InvalidOption(flag, value, "must be one of " + ", ".join(self.choices))
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise InvalidOption(flag, value, "must be a finite number")
-            if not self.low <= value <= self.high:
-                raise InvalidOption(flag, value, f"must be {self.limits}{self._or_words()}")
-
-    @property
-    def limits(self) -> str:
-        """The allowed range in words; empty if there is none."""
-        if math.isinf(self.low) and math.isinf(self.high):
-            return ""
-        if math.isinf(self.high):
-            return f"at least {self.low:g}"
-        if math.isinf(self.low):
-            return f"at most {self.high:.10g}"
-        return f"from {self.low:g} to {self.high:.10g}"
-
-    def _or_words(self) -> str:
-        return f" or {', '.join(self.words)}" if self.words else ""
 
 
 def _option(section: str, default: T, help: str, *flags: str, unit: str = "", **limits: Any) -> T:
@@ -104,6 +34,7 @@ def _option(section: str, default: T, help: str, *flags: str, unit: str = "", **
 
 _MODEL: Final = "Model and context (llama.cpp's names)"
 _MEMORY: Final = "Memory"
+_STORE: Final = "Store of durable workspaces"
 _SAMPLE: Final = "Sampling (llama.cpp's names)"
 _RESEARCH: Final = "Measuring and research"
 _PROGRAM: Final = "Program"
@@ -150,7 +81,7 @@ class Settings:
 
     policy: str = _option(
         _MEMORY, "kvmem", "what the model attends to when the history outgrows the view",
-        choices=("kvmem", "full_context", "sliding_window"))
+        choices=("kvmem", "full_context", "sliding_window", "compaction", "compaction_retrieval"))
     block_size: int = _option(
         _MEMORY, 32, "tokens of a block, the unit of scoring, selection and movement",
         unit="tokens", low=1, high=4096)
@@ -174,6 +105,23 @@ class Settings:
         choices=("auto", "compact", "original"))
     raw_k_type: str = _option(
         _MEMORY, "f16", "storage type of the K of blocks outside the cells", choices=("f16", "f32"))
+
+    data_dir: str = _option(
+        _STORE, "", "folder of durable workspaces; empty: $XDG_DATA_HOME/kvmem/workspaces or "
+        "~/.local/share/kvmem/workspaces", unit="path")
+    host_budget: int = _option(
+        _STORE, 0, "RAM for records of blocks, by all workspaces together; 0: a quarter of the RAM",
+        unit="bytes", low=0)
+    disk_budget: int = _option(
+        _STORE, 0, "disk space for records of one workspace; what is recalled least falls to its tokens; "
+        "0: no limit", unit="bytes", low=0)
+    durability: str = _option(
+        _STORE, "full", "what an acknowledged step survives: a power cut, or only the end of the program",
+        choices=("full", "relaxed"))
+    segment_records: int = _option(
+        _STORE, 64, "records per segment file", unit="records", low=1, high=65536)
+    commit_blocks: int = _option(
+        _STORE, 128, "a long read is made durable every so many blocks", unit="blocks", low=1)
 
     temp: float = _option(
         _SAMPLE, 0.8, "temperature; 0: always the likeliest token", "--temp", "--temperature")
@@ -211,7 +159,8 @@ class Settings:
         _RESEARCH, 1.25, "cells are compacted when the highest used one exceeds this many times their count",
         low=1)
     exact: bool = _option(
-        _RESEARCH, False, "results independent of batch shapes and cell order (reference CPU operators)")
+        _RESEARCH, False, "results independent of cell order and, with quantised weights, of batch shapes "
+        "and neighbours (reference CPU operators); F16 and F32 weights still differ in the last bits")
     reuse_resident: bool = _option(_RESEARCH, True, "keep blocks that are still in cells")
     packing: bool = _option(_RESEARCH, True, "write incoming blocks in one packed transfer")
     replay_shortcut: bool = _option(_RESEARCH, True, "skip the replay when the view does not change")
@@ -270,12 +219,21 @@ class Settings:
                 _check_from_env(option, values[option.name])
         if not values.get("cache_dir") and environ.get("XDG_CACHE_HOME"):
             values["cache_dir"] = str(Path(environ["XDG_CACHE_HOME"]) / "kvmem")
+        if not values.get("data_dir") and environ.get("XDG_DATA_HOME"):
+            values["data_dir"] = str(Path(environ["XDG_DATA_HOME"]) / "kvmem" / "workspaces")
         return cls(**values)
 
     @property
     def cache_path(self) -> Path:
         """Folder of unpacked models."""
         return Path(self.cache_dir).expanduser() if self.cache_dir else Path.home() / ".cache" / "kvmem"
+
+    @property
+    def data_path(self) -> Path:
+        """Folder of durable workspaces."""
+        if self.data_dir:
+            return Path(self.data_dir).expanduser()
+        return Path.home() / ".local" / "share" / "kvmem" / "workspaces"
 
 
 def _check_from_env(option: Option, value: Value) -> None:

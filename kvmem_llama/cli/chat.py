@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ..errors import BudgetError, Cancelled, DecodeFailed, InputError
+from ..errors import BudgetError, Cancelled, DecodeFailed, InputError, KvmemError, exit_code
 from ..settings import Settings
-from .inputs import Document, from_argument, read_documents
+from .inputs import Document, from_argument, from_stdin, read_documents
 from .interrupts import Interrupts
 from .messages import note, report_error, warn
 
@@ -37,7 +37,8 @@ def chat(
     """Talk with the model; the conversation may outgrow its window.
 
     Ctrl-C stops an answer (what there is of it stays in the conversation), twice within a second ends the
-    chat, as Ctrl-D does. Without a terminal, every line of standard input is one message.
+    chat, as Ctrl-D does. Without a terminal, every line of standard input is one message, and the exit code
+    is that of the last message that was refused, if any was.
     """
     documents = read_documents(file or [], warn, stdin=False)
     system = from_argument(settings.system_prompt, "the system prompt", warn)
@@ -46,7 +47,15 @@ def chat(
     from .output import TextPresenter
 
     with opened_workspace(settings, system) as workspace:
-        _Conversation(settings, workspace, documents, TextPresenter(show_recall=show_recall)).run()
+        talk = _Conversation(settings, workspace, documents, TextPresenter(show_recall=show_recall))
+        talk.run()
+    if talk.refused is not None and not _typed():
+        raise typer.Exit(exit_code(talk.refused))
+
+
+def _typed() -> bool:
+    """Someone types the messages, and has seen which were refused."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 class _Conversation:
@@ -63,7 +72,8 @@ class _Conversation:
         self._sampling = sampling_of(settings, workspace)
         self._max_tokens = settings.n_predict
         self._interrupts = Interrupts()
-        self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        self._terminal = _typed() and sys.stdout.isatty()
+        self.refused: KvmemError | None = None  # what the last message that failed, failed with
 
     def run(self) -> None:
         if self._terminal:
@@ -71,12 +81,16 @@ class _Conversation:
                 import readline  # noqa: F401 (gives input() line editing and history)
             note(_HELP)
         elif hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+            sys.stdin.reconfigure(encoding="utf-8")
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="surrogateescape")  # `from_stdin` warns of what is replaced
         while (message := self._next_message()) is not None:
             if message:
                 self._turn(message)
 
     def _next_message(self) -> str | None:
+        if sys.stdin is None:
+            return None
         try:
             message = input(_PROMPT if self._terminal else "").strip()
         except EOFError:
@@ -89,7 +103,7 @@ class _Conversation:
                 raise
             note(f"\n{_HELP}")
             return ""
-        return None if message == "/exit" else from_argument(message, "the message", warn)
+        return None if message == "/exit" else from_stdin(message, "the message", warn)
 
     def _turn(self, message: str) -> None:
         from .output import show
@@ -117,6 +131,7 @@ class _Conversation:
                 raise
         except (BudgetError, DecodeFailed, InputError) as error:
             report_error(error)
+            self.refused = error
             return
         except Cancelled:
             note("[cancelled: the message is not part of the conversation]")

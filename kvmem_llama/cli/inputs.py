@@ -41,6 +41,11 @@ def from_argument(text: str, name: str, warn: Warn) -> str:
     return _decode(os.fsencode(text), name, warn)
 
 
+def from_stdin(line: str, name: str, warn: Warn) -> str:
+    """A line of standard input, read with `surrogateescape`: what is not UTF-8 is replaced."""
+    return _decode(line.encode("utf-8", "surrogateescape"), name, warn)
+
+
 def _is_piped() -> bool:
     return sys.stdin is not None and not sys.stdin.closed and not sys.stdin.isatty()
 

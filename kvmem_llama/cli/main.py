@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,10 +17,12 @@ from .chat import chat
 from .demo import demo
 from .doctor import doctor
 from .messages import note, report_defect, report_error
-from .options import OutputClosed, command, spell_out
+from .options import command, spell_out
+from .streams import OutputClosed, OutputFailed, safe_streams
 
 _USAGE: Final = 2
 _OUTPUT_CLOSED: Final = 141  # 128 + SIGPIPE, as a shell shows a process that died of it
+_OUTPUT_FAILED: Final = 1
 _INTERRUPTED: Final = 130  # 128 + SIGINT
 _MORE: Final = "More options, for measuring and research: docs/options.md."
 
@@ -68,23 +69,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: without the program name; by default those of the process.
     """
-    argv = spell_out(sys.argv[1:] if arguments is None else arguments)
-    _make_streams_safe()
+    try:
+        with safe_streams():
+            return _run_to_the_end(spell_out(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:  # between the steps below
+        return _INTERRUPTED
+
+
+def _run_to_the_end(argv: list[str]) -> int:
     try:
         code = _run(argv)
         sys.stdout.flush()
-    except (BrokenPipeError, OutputClosed):
-        code = _OUTPUT_CLOSED
-    if code == _OUTPUT_CLOSED:  # what is still buffered must not raise again when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-    return code
+        return code
+    except OutputClosed:
+        return _OUTPUT_CLOSED
+    except OutputFailed as error:
+        note(f"error: cannot write the answer: {error}")
+        note("Make room on the disk, or send standard output elsewhere.")
+        return _OUTPUT_FAILED
 
 
 def _run(argv: list[str]) -> int:
     try:
         return app(argv, prog_name="kvmem", standalone_mode=False) or 0
-    except OutputClosed:
-        return _OUTPUT_CLOSED
+    except (OutputClosed, OutputFailed):
+        raise
     except Cancelled as error:
         note(error.what)
         return exit_code(error)
@@ -119,17 +128,6 @@ def _verbose(argv: Sequence[str]) -> bool:
         return Settings.from_sources().verbose
     except KvmemError:
         return False
-
-
-def _make_streams_safe() -> None:
-    """Any text can be written, whatever the locale; a closed standard stream swallows what it gets."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":

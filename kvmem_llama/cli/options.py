@@ -15,10 +15,6 @@ from ..settings import BY_NAME, OPTIONS, Option, Settings
 _HIDDEN_SECTIONS: Final = frozenset({"Measuring and research"})
 
 
-class OutputClosed(Exception):
-    """Whoever read standard output went away. Not a BrokenPipeError: Typer would end the process on that."""
-
-
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function(settings, **own)` as a Typer callback: its own parameters and every option of the table."""
     hints = get_type_hints(function, include_extras=True)
@@ -32,10 +28,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def callback(**values: Any) -> None:
         settings = Settings.from_sources({name: values.pop(name) for name in BY_NAME})
-        try:
-            function(settings, **values)
-        except BrokenPipeError:
-            raise OutputClosed from None
+        function(settings, **values)
 
     # Typer reads both.
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -149,12 +149,17 @@ class Context:
         """Empties the cells of `seq` at view positions first <= p < end (-1: no end). False: not possible."""
         return bool(self._llama.llama_memory_seq_rm(self._memory, seq, first, end))
 
+    @property
+    def can_shift(self) -> bool:
+        """`shift` works with this memory."""
+        return bool(self._llama.llama_memory_can_shift(self._memory))
+
     def shift(self, seq: int, first: int, end: int, delta: int) -> bool:
         """Moves view positions first <= p < end (-1: no end) of `seq` by `delta`, K included.
 
         llama.cpp's own K-shift, for sequences without hooks. False: this memory cannot be shifted.
         """
-        if not self._llama.llama_memory_can_shift(self._memory):
+        if not self.can_shift:
             return False
         self._llama.llama_memory_seq_add(self._memory, seq, first, end, delta)
         return True

@@ -51,7 +51,7 @@ class Model:
         Raises ModelNotFound, ModelCorrupt, ModelUnsupported (unknown architecture, encoder, policy) or
         OutOfMemory; llama.cpp's own words are in the text where it is llama.cpp that refused.
         """
-        info = read_model_info(Path(path))
+        info = read_model_info(Path(path), tokens=True)
         check_policy(info, settings.policy)
         llama: Any = import_binding()
         params = llama.llama_model_default_params()

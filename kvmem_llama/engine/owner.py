@@ -75,7 +75,7 @@ class Owner:
     def _admit_one(self) -> bool:
         """Starts, or ends, the first waiting task for which that is possible -> whether there was one."""
         for task in self._waiting:
-            if task.cancel_requested:
+            if task.cancel_requested or task.stop_requested:
                 self._waiting.remove(task)
                 self._finish_waiting(task, Cancelled())
                 return True

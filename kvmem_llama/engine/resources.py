@@ -75,7 +75,12 @@ def _open_hooks(
         )
     except ModelUnsupported as error:
         if settings.policy == "kvmem":
-            raise
+            if not context.can_shift:
+                raise
+            raise ModelUnsupported(
+                error.arch, error.reason,
+                hint="These still work: --policy full_context, --policy sliding_window.",
+            ) from error  # fmt: skip
         if settings.exact:
             raise InvalidOption("--exact", True, f"it needs the memory hooks ({error.reason})") from error
         return None

@@ -84,8 +84,12 @@ class Task(Generic[T]):
         self._wake()
 
     def stop(self) -> None:
-        """Asks the task to end early and keep what it has; it looks at `stop_requested` where it can."""
+        """Asks the task to end early and keep what it has; it looks at `stop_requested` where it can.
+
+        A task that has not started yet has nothing to keep: the same as `cancel`.
+        """
         self._stop.set()
+        self._wake()
 
     @property
     def stop_requested(self) -> bool:
@@ -108,8 +112,11 @@ class Task(Generic[T]):
 
     @property
     def behind(self) -> bool:
-        """The reader of the events is far behind: do not go on with the task for now."""
-        return self._events.behind and not self.cancel_requested
+        """The reader of the events is far behind: do not go on with the task for now.
+
+        Never so for a task that is to end: its end must not wait for a reader who may have gone.
+        """
+        return self._events.behind and not (self.cancel_requested or self.stop_requested)
 
     def start(self, seq: int) -> None:
         self._owner = threading.get_ident()

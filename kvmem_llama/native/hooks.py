@@ -126,7 +126,8 @@ class Hooks:
         )
 
     def set_exact(self, on: bool) -> None:
-        """Use the CPU backend's reference kernels: batch shape and neighbours then change nothing."""
+        """Use the CPU backend's reference kernels: batch shape and neighbours then change nothing, as long as
+        the weights are quantized."""
         self._check(self._lib.kvmem_set_exact(self._km, int(on)))
 
     # -- capture

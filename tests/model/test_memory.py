@@ -19,7 +19,7 @@ from tiny_models import write_model
 
 from kvmem_llama.engine.requests import Phase
 from kvmem_llama.engine.sampler import SamplingParams
-from kvmem_llama.errors import Cancelled, MandatoryTooLarge
+from kvmem_llama.errors import Cancelled, MandatoryTooLarge, ModelUnsupported
 from kvmem_llama.memory import invariants
 from kvmem_llama.memory.session import Session
 from kvmem_llama.settings import Settings

@@ -17,6 +17,7 @@ from fake_engine import Script
 
 from kvmem_llama import errors
 from kvmem_llama.cli import interrupts
+from kvmem_llama.cli.main import main
 
 Run = Callable[..., Any]
 TESTS = Path(__file__).resolve().parents[1]
@@ -26,7 +27,8 @@ needs_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pse
 def test_chat_answers_every_line_until_the_input_ends(run_kvmem: Run, script: Script, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("N")
     done = run_kvmem("chat", "-f", str(tmp_path / "notes"), stdin=b"one\n\ntwo \xff\n/exit\nthree\n")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err.count("\n")) == (0, 1)
+    assert done.err.startswith("warning: the message is not UTF-8 (first at byte 4)")
     assert done.out == "The key is under the mat.\n" * 2
     assert [asked[:2] for asked in script.asked] == [("one", [("notes", "N")]), ("two \ufffd", [])]
 
@@ -37,8 +39,16 @@ def test_a_message_that_does_not_fit_is_reported_and_the_chat_goes_on(
     (tmp_path / "notes").write_text("N")
     script.error = errors.MandatoryTooLarge(700, 512)
     done = run_kvmem("chat", "-f", str(tmp_path / "notes"), stdin=b"one\ntwo\n")
-    assert done.code == 0 and "700" in done.err
+    assert done.code == 5 and "700" in done.err  # a script must see it
     assert [len(asked[1]) for asked in script.asked] == [1, 1]  # the file is still to be read
+
+
+def test_a_chat_without_standard_input_ends_at_once(
+    script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat"]) == 0
+    assert capsys.readouterr().err == "" and script.asked == []
 
 
 def test_a_broken_engine_ends_the_chat(run_kvmem: Run, script: Script) -> None:

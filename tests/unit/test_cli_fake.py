@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +229,70 @@ def test_a_closed_pipe_is_quiet(run_kvmem: Run, script: Script, monkeypatch: pyt
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stdout", Closed())
-    monkeypatch.setattr(sys, "__stdout__", None)
-    monkeypatch.setattr(os, "dup2", lambda *_: None)
-    assert run_kvmem("ask", "q").code == 141
+    done = run_kvmem("ask", "q")
+    assert (done.code, done.err) == (141, "")
+
+
+# full disks, Ctrl-C while loading: in a process of their own, for how Python ends is a part of it
+
+DRIVER = """
+import sys
+from pathlib import Path
+import kvmem_llama.models
+from fake_engine import Script
+from kvmem_llama.cli.entry import main
+sys.modules["kvmem_llama.workspace"] = Script().module()
+kvmem_llama.models.resolve = lambda *_: Path("m")
+sys.exit(main())
+"""
+TESTS = Path(__file__).resolve().parents[1]
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+def run_process(code: str, *arguments: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        timeout=60,
+        **streams,
+    )
+
+
+@needs_full
+@pytest.mark.parametrize("arguments", [["ask", "q"], ["ask", "--json", "q"], ["--help"], ["--version"]])
+def test_a_full_disk_under_standard_output_is_said_and_is_no_defect(arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = run_process(DRIVER, *arguments, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    first, second = done.stderr.decode().splitlines()
+    assert first == f"error: cannot write the answer: {os.strerror(errno.ENOSPC)}"
+    assert second.endswith("elsewhere.")
+
+
+@needs_full
+def test_a_full_disk_under_standard_error_does_not_take_the_answer_along() -> None:
+    with open("/dev/full", "wb") as full:
+        done = run_process(DRIVER, "ask", "--", "caf\udce9?", stdout=subprocess.PIPE, stderr=full)
+    assert (done.returncode, done.stdout) == (0, b"The key is under the mat.\n")
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_shows_no_traceback() -> None:
+    code = """
+import builtins, signal, sys
+load = builtins.__import__
+def interrupted(name, *rest):
+    if name == "typer":
+        signal.raise_signal(signal.SIGINT)
+    return load(name, *rest)
+builtins.__import__ = interrupted
+from kvmem_llama.cli.entry import main
+sys.exit(main())
+"""
+    done = run_process(code, "ask", "q", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_the_installed_command_starts_with_the_entry_that_minds_ctrl_c() -> None:
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"kvmem": "kvmem_llama.cli.entry:main"}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -177,13 +177,14 @@ def test_leftovers_of_a_task_are_gone_before_the_next_one_gets_its_sequence(
 # Waiting, cancelling
 
 
-def test_a_queued_task_can_be_cancelled(engine: Engine) -> None:
+@pytest.mark.parametrize("end", ["cancel", "stop"])
+def test_a_queued_task_can_be_cancelled(engine: Engine, end: str) -> None:
     gate = threading.Event()
     keepers = [Keeper(), Keeper()]
     running = [engine.submit(k.add([1], gate), resident=k) for k in keepers]
     answer = Answer([1], 1)
     queued = engine.submit(answer)
-    queued.cancel()
+    getattr(queued, end)()
     with pytest.raises(Cancelled):
         queued.result(WAIT)
     assert answer.log == []
@@ -219,6 +220,7 @@ def test_stop_is_a_wish_that_the_task_reads(engine: Engine) -> None:
     def task(core: EngineCore) -> Generator[Decode, Decoded, int]:
         me = core.current_task
         assert me is not None
+        started.set()
         n = 0
         steps = answer(core)
         request = next(steps)
@@ -230,12 +232,47 @@ def test_stop_is_a_wish_that_the_task_reads(engine: Engine) -> None:
         steps.close()
         return n
 
-    stopped = threading.Event()
+    started, stopped = threading.Event(), threading.Event()
     handle = engine.submit(task)
+    assert started.wait(WAIT)
     handle.stop()
     stopped.set()
     assert handle.result(WAIT) <= 300
     assert not handle.cancel_requested
+
+
+def test_stop_wakes_a_task_that_is_paused_for_its_reader(engine: Engine, context: FakeContext) -> None:
+    context.seconds = 0.002  # the reader comes before the task could end
+
+    def task(core: EngineCore) -> Generator[Decode, Decoded, int]:
+        me = core.current_task
+        assert me is not None
+        steps = Answer([1], 400)(core)
+        request, n = next(steps), 0
+        while not me.stop_requested:
+            request = steps.send((yield request))
+            n += 1
+        steps.close()
+        return n
+
+    handle = engine.submit(task)
+    handle._events._capacity = 4
+    events = handle.events()
+    next(events)
+    wait_until(lambda: handle.behind and not engine._owner.scheduler.has_work)
+    handle.stop()
+    results: list[int] = []
+    other = threading.Thread(target=lambda: results.append(handle.result(WAIT)))  # the reader reads no more
+    other.start()
+    other.join(WAIT)
+    assert results and results[0] < 400
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_the_owner_thread_is_not_allowed_to_wait_for_its_own_task(engine: Engine) -> None:

@@ -33,6 +33,17 @@ EXAMPLES: dict[str, KvmemError] = {
     "WorkspaceClosed": errors.WorkspaceClosed(),
     "WorkspaceBusy": errors.WorkspaceBusy(),
     "InputError": errors.InputError("notes.bin", "it is binary"),
+    "WorkspaceNotFound": errors.WorkspaceNotFound("notes"),
+    "WorkspaceExists": errors.WorkspaceExists("notes"),
+    "InvalidName": errors.InvalidName("a\nb", "it holds a control character"),
+    "StoreLocked": errors.StoreLocked("notes", "process 7 on host h"),
+    "WorkspaceMismatch": errors.WorkspaceMismatch("block size", 32, 16),
+    "FormatTooNew": errors.FormatTooNew("catalog.sqlite", 2, 1),
+    "StoreFull": errors.StoreFull("segments", 4096, 12),
+    "StoreFailed": errors.StoreFailed("segments", "Input/output error"),
+    "RecordDamaged": errors.RecordDamaged("segment 1, slot 2", "its checksum differs"),
+    "CatalogDamaged": errors.CatalogDamaged("catalog.sqlite", "block 7 is missing"),
+    "ExportDamaged": errors.ExportDamaged("notes.kvmem", "it ends early"),
     "Cancelled": errors.Cancelled(),
 }
 
@@ -59,6 +70,10 @@ def test_every_leaf_of_the_tree_has_an_example_here() -> None:
         ("MandatoryTooLarge", 5),
         ("DecodeFailed", 6),
         ("InputError", 7),
+        ("StoreLocked", 7),
+        ("StoreFull", 7),
+        ("RecordDamaged", 8),
+        ("CatalogDamaged", 8),
         ("Cancelled", 130),
     ],
 )
@@ -78,6 +93,15 @@ def test_messages_are_one_line_say_what_happened_and_what_to_do(name: str) -> No
     assert str(error).startswith(error.what)
     if name != "Cancelled":
         assert error.hint.endswith((".", "!")) and error.hint in str(error)
+
+
+def test_a_long_or_broken_name_makes_no_long_or_broken_message() -> None:
+    for error in (
+        errors.WorkspaceNotFound("x" * 5000),
+        errors.InvalidName("\x00\n" * 500, "why"),
+        errors.StoreLocked("\n" * 300, "h"),
+    ):
+        assert len(str(error)) < 600 and "\n" not in str(error)
 
 
 def test_the_numbers_of_an_error_are_attributes_and_in_its_text() -> None:

@@ -32,7 +32,8 @@ def test_facts_are_those_the_file_was_written_with(models: dict[str, Path], name
     assert (info.arch, info.n_layer, info.n_embd, info.n_head) == (
         name, shape.n_layer, shape.n_embd, shape.n_head,
     )  # fmt: skip
-    assert info.n_head_kv == (shape.n_head_kv,) * shape.n_layer
+    has_kv = [name != "lfm2" or i % 2 for i in range(shape.n_layer)]  # lfm2: every second layer has none
+    assert info.n_head_kv == tuple(shape.n_head_kv if has else 0 for has in has_kv)
     assert (info.d_k, info.d_v, info.n_ctx_train) == (shape.d, shape.d, shape.n_ctx_train)
     assert info.n_swa == (shape.n_swa if name == "gemma3" else 0)
     assert info.file_size == models[name].stat().st_size
@@ -83,6 +84,33 @@ def test_an_encoder_is_refused_under_every_policy(models: dict[str, Path]) -> No
 
 def test_a_model_without_vocabulary_is_refused(tmp_path: Path) -> None:
     info = read_model_info(write_model(tmp_path / "m.gguf", vocabulary=False))
+    with pytest.raises(ModelUnsupported, match="vocabulary"):
+        check_policy(info, "full_context")
+
+
+@pytest.mark.parametrize("special", [("Ġt",), ("Ġt\0more",), ("[EMPTY_269]", "")])
+def test_two_tokens_with_one_text_are_refused_before_llama_cpp_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, special: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("tiny_models.SPECIAL", ("<|im_start|>", "<|im_end|>", *special))
+    path = write_model(tmp_path / "m.gguf")
+    read_model_info(path)  # quick: does not look at tokens
+    with pytest.raises(ModelCorrupt, match=r"tokens \d+ and 26\d of its vocabulary are both"):
+        read_model_info(path, tokens=True)
+
+
+def test_tokens_of_sound_models_are_accepted(models: dict[str, Path]) -> None:
+    for name in ("llama", "gemma3"):
+        assert read_model_info(models[name], tokens=True) == read_model_info(models[name])
+
+
+def test_a_file_that_says_it_has_no_tokenizer_is_refused_whatever_tokens_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_pre", lambda *_: None)
+    add = gguf.GGUFWriter.add_tokenizer_model
+    monkeypatch.setattr(gguf.GGUFWriter, "add_tokenizer_model", lambda self, _name: add(self, "no_vocab"))
+    info = read_model_info(write_model(tmp_path / "m.gguf"))
     with pytest.raises(ModelUnsupported, match="vocabulary"):
         check_policy(info, "full_context")
 

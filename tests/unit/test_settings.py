@@ -98,6 +98,27 @@ def test_the_cache_folder_follows_the_xdg_variable_and_the_option_wins() -> None
     assert Settings().cache_path == Path.home() / ".cache" / "kvmem"
 
 
+def test_the_data_folder_follows_the_xdg_variable_and_the_option_wins() -> None:
+    assert Settings.from_sources({}, {"XDG_DATA_HOME": "/x"}).data_path == Path("/x/kvmem/workspaces")
+    env = {"XDG_DATA_HOME": "/x", "KVMEM_DATA_DIR": "/y"}
+    assert Settings.from_sources({}, env).data_path == Path("/y")
+    assert Settings().data_path == Path.home() / ".local" / "share" / "kvmem" / "workspaces"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0", 0), ("4096", 4096), ("256M", 2**28), ("256MiB", 2**28), ("2gb", 2**31), ("1.5K", 1536)],
+)
+def test_sizes_are_written_with_their_unit(text: str, value: int) -> None:
+    assert Settings.from_sources({"host_budget": text}, {}).host_budget == value
+
+
+@pytest.mark.parametrize("text", ["", "M", "1X", "-1", "1 M M", "1e3", "infG", "1MM", "nanK"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOption):
+        Settings.from_sources({"disk_budget": text}, {})
+
+
 @given(name=st.sampled_from([option.name for option in OPTIONS]), text=st.text(max_size=20))
 def test_any_text_is_either_a_value_or_an_invalid_option(name: str, text: str) -> None:
     try:
