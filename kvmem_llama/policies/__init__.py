@@ -8,13 +8,15 @@ from typing import Final
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.errors import InvalidOption
 
+from .compaction import Compaction
 from .full_context import FullContext
 from .kvmem import KVMem
 from .policy import MemoryStats, Policy
 from .sliding_window import SlidingWindow
+from .text_retrieval import CompactionRetrieval
 
 POLICIES: Final[dict[str, Callable[[EngineCore], Policy]]] = {
-    policy.name: policy for policy in (KVMem, FullContext, SlidingWindow)
+    policy.name: policy for policy in (KVMem, FullContext, SlidingWindow, Compaction, CompactionRetrieval)
 }
 
 
@@ -25,4 +27,14 @@ def make_policy(name: str, core: EngineCore) -> Policy:
     return POLICIES[name](core)
 
 
-__all__ = ["POLICIES", "FullContext", "KVMem", "MemoryStats", "Policy", "SlidingWindow", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Compaction",
+    "CompactionRetrieval",
+    "FullContext",
+    "KVMem",
+    "MemoryStats",
+    "Policy",
+    "SlidingWindow",
+    "make_policy",
+]

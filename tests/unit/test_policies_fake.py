@@ -15,6 +15,7 @@ from kvmem_llama.policies import POLICIES, KVMem, make_policy
 from kvmem_llama.policies.full_context import FullContext
 from kvmem_llama.policies.plain import PlainMemory
 from kvmem_llama.policies.sliding_window import SlidingWindow
+from kvmem_llama.settings import BY_NAME
 
 pytestmark = pytest.mark.usefixtures("checked")
 checked = checked_sessions
@@ -190,7 +191,7 @@ def test_a_model_that_cannot_slide_says_what_can_be_done() -> None:
 
 def test_policies_are_found_by_name_and_kvmem_needs_hooks() -> None:
     run = Run(hooks=False)
-    assert set(POLICIES) == {"kvmem", "full_context", "sliding_window"}
+    assert set(POLICIES) == set(BY_NAME["policy"].choices)
     assert isinstance(make_policy("full_context", run.core), FullContext)
     with pytest.raises(InvalidOption):
         make_policy("best", run.core)
