@@ -13,6 +13,8 @@ from .native.layout import I32
 
 _PLACEHOLDER: Final = Message("user", "...")
 N_CLOSING: Final = 32  # newest tokens of the history that can hold the end of an answer
+_N_BEFORE_SYSTEM: Final = 64  # most tokens of a template before a system prompt
+_IN_MIDST: Final = "\0"  # no rendering begins with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,10 @@ class _Turn:
     """A question and its answer in the history."""
 
     start: int  # token position of its first token
+    answer_start: int  # token position
+    end: int  # token position after its last token
     answer: str
-    closed: bool  # the answer's last token ended it
+    closed: bool | None  # the answer's last token ended it; None: to be judged by the text of the history
 
 
 class Conversation:
@@ -29,16 +33,23 @@ class Conversation:
     never the whole history again."""
 
     def __init__(
-        self, vocab: Vocab, template: ChatTemplate, system: str | None, turns: Sequence[_Turn] = ()
+        self,
+        vocab: Vocab,
+        template: ChatTemplate,
+        system: str | None,
+        turns: Sequence[_Turn] = (),
+        system_start: int | None = None,
     ) -> None:
+        """turns, system_start: of a fork."""
         self.stop_strings: Final = template.stop_strings
         self._vocab = vocab
         self._template = template
         self._system = system
         self._turns = list(turns)
+        self._system_start = system_start  # token position of the turn that begins with the system prompt
 
     def fork(self) -> Conversation:
-        return Conversation(self._vocab, self._template, self._system, self._turns)
+        return Conversation(self._vocab, self._template, self._system, self._turns, self._system_start)
 
     def text_tokens(self, text: str, *, first: bool) -> I32:
         """Tokens of a text that is read as it is; `first`: it begins the history, so BOS comes before it."""
@@ -47,17 +58,22 @@ class Conversation:
     def next_turn(self, question: str, documents: Sequence[tuple[str, str]], history: I32) -> TurnTokens:
         """Tokens that ask `question`, after `documents` (name, text); `history` are the workspace's newest.
 
-        The last span of the turn is the question alone: the documents are read as history.
+        The last span of the turn is the question alone: the documents are read as history. Messages that
+        are rendered only to find out what follows them never become part of the turn.
         """
         content = "".join(document_text(name, text) for name, text in documents) + question
-        messages = [Message("system", self._system)] if self._system else []
+        messages = []
+        if self._system and (self._turns or self._system_start is None):
+            messages.append(Message("system", self._system))
         closed = None
+        newest = ""
         if self._turns:
             messages += [_PLACEHOLDER, Message("assistant", self._turns[-1].answer)]
             closed = self._turns[-1].closed
+            # Were this the beginning of the rendering, all messages after it would be taken as missing.
+            newest = _IN_MIDST + self._vocab.detokenize(history[-N_CLOSING:]).decode("utf-8", "replace")
         messages.append(Message("user", content))
-        newest = self._vocab.detokenize(history[-N_CLOSING:]).decode("utf-8", "replace")
-        turn = self._template.turn(newest if self._turns else "", messages, closed=closed)
+        turn = self._template.turn(newest, messages, closed=closed)
         spans = list(turn.spans)
         asked = question.strip()
         if spans and asked and turn.text[slice(*spans[-1])].endswith(asked):
@@ -65,17 +81,39 @@ class Conversation:
             spans += [(start, end - len(asked)), (end - len(asked), end)]
         return tokenize_turn(self._vocab, turn.text, spans, add_bos=not len(history))
 
-    def answered(self, start: int, answer: str, last_token: int | None) -> None:
-        """A turn from token position `start` on was committed."""
-        closed = last_token is not None and self._vocab.is_eog(last_token)
-        self._turns.append(_Turn(start, answer, closed))
+    def answered(self, start: int, answer_start: int, answer: str, tokens: Sequence[int]) -> None:
+        """A turn was committed: its first token lies at `start`, the answer's `tokens` at `answer_start`."""
+        if self._system_start is None and not self._turns:
+            self._system_start = start
+        closed = bool(tokens) and self._vocab.is_eog(tokens[-1])
+        self._turns.append(_Turn(start, answer_start, answer_start + len(tokens), answer, closed))
 
-    def truncate(self, n_tokens: int, was: int) -> None:
-        """The history was cut from `was` to `n_tokens` tokens."""
-        while self._turns and self._turns[-1].start >= n_tokens:
-            self._turns.pop()
-        if self._turns and n_tokens < was:
-            self._turns[-1] = replace(self._turns[-1], closed=False)
+    def truncate(self, history: I32, was: int) -> None:
+        """The history was cut from `was` tokens to `history`.
+
+        A turn stays as long as something of its answer does. Without a turn the next one begins anew, with
+        the system prompt only if that was cut.
+        """
+        n = len(history)
+        if n == was:
+            return
+        turns = self._turns
+        while turns and n < turns[-1].end and n <= turns[-1].answer_start:
+            turns.pop()
+        if turns and n < turns[-1].end:
+            answer = self._vocab.detokenize(history[turns[-1].answer_start :], special=False)
+            turns[-1] = replace(turns[-1], end=n, answer=answer.decode("utf-8", "replace"), closed=False)
+        elif turns and n > turns[-1].end:  # what is left of a text or a question comes after it
+            turns[-1] = replace(turns[-1], closed=None)
+        if not turns and not self._holds_system(history):
+            self._system_start = None
+
+    def _holds_system(self, history: I32) -> bool:
+        if not self._system or self._system_start is None:
+            return False
+        system = self._system.strip().replace("\0", "\ufffd").encode("utf-8", errors="replace")
+        end = self._system_start + _N_BEFORE_SYSTEM + len(system)  # a token is at least one byte
+        return system in self._vocab.detokenize(history[self._system_start : end])
 
 
 def document_text(name: str, text: str) -> str:

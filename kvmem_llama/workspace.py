@@ -21,7 +21,7 @@ from .engine.resources import open_resources
 from .engine.sampler import SamplingParams
 from .engine.task import Task
 from .errors import EngineClosed, InvalidOption, WorkspaceBusy, WorkspaceClosed
-from .memory.query import StepRequest
+from .memory.query import StepRequest, token_ids, token_marks
 from .memory.report import Event, StepResult
 from .memory.scoring import make_scorer
 from .native.layout import I32
@@ -96,7 +96,7 @@ class Workspace:
         self._lock = threading.Lock()
         self._closed = False
         self._stream: Stream | None = None  # the newest
-        self._asked_at: int | None = None  # token position where its turn began, if it was one
+        self._asked_at: tuple[int, int] | None = None  # if it asked: token positions of turn and answer
 
     @property
     def n_tokens(self) -> int:
@@ -118,9 +118,9 @@ class Workspace:
             return self._start(self._policy.read(tokens))
 
     def read_tokens(self, tokens: Sequence[int] | I32) -> Stream:
-        """Appends token ids."""
+        """Appends token ids, [n]. Raises InvalidOption for anything else, naming the first bad one."""
         with self._idle():
-            return self._start(self._policy.read(np.asarray(tokens, dtype=np.int32)))
+            return self._start(self._policy.read(token_ids(tokens, self._n_vocab)))
 
     def ask(
         self,
@@ -149,7 +149,7 @@ class Workspace:
             )
             start = self.n_tokens
             stream = self._start(self._policy.step(request))
-            self._asked_at = start
+            self._asked_at = (start, start + len(turn.tokens))
             return stream
 
     def step(
@@ -165,13 +165,17 @@ class Workspace:
 
         query_start: index of the first one that may belong to the query.
         scored: [n] which of them are text; None: all.
+        Raises InvalidOption for tokens that are not [n] ids of the vocabulary, and for bad marks.
         """
         with self._idle():
-            ids = np.asarray(tokens, dtype=np.int32)
+            ids = token_ids(tokens, self._n_vocab)
+            marks = token_marks(scored, len(ids))
+            if not 0 <= query_start <= len(ids):
+                raise InvalidOption("query_start", query_start, f"the step holds {len(ids)} tokens")
             request = StepRequest(
                 tokens=ids,
                 query_start=query_start,
-                scored=np.ones(len(ids), np.bool_) if scored is None else scored,
+                scored=marks,
                 sampling=sampling or SamplingParams.of(self._engine.core.settings, self.n_view),
                 max_tokens=max_tokens,
                 stop=stop,
@@ -192,7 +196,7 @@ class Workspace:
             if not 0 <= n_tokens <= was:
                 raise InvalidOption("n_tokens", n_tokens, f"the history holds {was} tokens")
             self._engine.call(lambda core: self._policy.truncate(n_tokens))
-            self._conversation.truncate(n_tokens, was)
+            self._conversation.truncate(self._policy.tokens(), was)
 
     def fork(self) -> Workspace:
         """A workspace of its own with the same history; the two share what neither can change."""
@@ -247,6 +251,10 @@ class Workspace:
 
     # -- private
 
+    @property
+    def _n_vocab(self) -> int:
+        return self._engine.core.model.vocab.n_tokens
+
     @contextlib.contextmanager
     def _idle(self) -> Iterator[None]:
         """Within: no step runs and none can begin. Raises WorkspaceClosed or WorkspaceBusy."""
@@ -267,13 +275,13 @@ class Workspace:
 
     def _settle(self) -> None:
         """Takes note of the turn that the newest step has added, if it succeeded."""
-        stream, start = self._stream, self._asked_at
+        stream, asked = self._stream, self._asked_at
         self._stream = self._asked_at = None
-        if stream is None or start is None:
+        if stream is None or asked is None:
             return
         with contextlib.suppress(Exception):  # a failed step added nothing; its reader has been told
             result = stream.result()
-            self._conversation.answered(start, result.text, result.tokens[-1] if result.tokens else None)
+            self._conversation.answered(*asked, result.text, result.tokens)
 
     def _start(self, generator: TaskGenerator[StepResult]) -> Stream:
         task = self._engine.submit(lambda core: generator, resident=self._policy)

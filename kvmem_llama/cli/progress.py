@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 DELAY: Final = 0.3  # seconds of work before a bar appears: short questions need none
-_NAMES: Final = {"read": "reading", "query": "asking", "replay": "recalling"}
+_NAMES: Final = {"read": "reading", "query": "asking", "replay": "recalling", "summary": "summarizing"}
 
 
 class ReadingBar:

@@ -61,15 +61,17 @@ def _keep(
     """
     block = budget.block
     newest = floor_to(block, t)
-    why: dict[int, Why] = {}
-    for n_recent in range(budget.n_recent, -1, -block):
-        recent_start = max(newest - n_recent, 0)
-        why = dict.fromkeys(range(recent_start, t, block), "recent")
-        why |= dict.fromkeys(range(floor_to(block, query[0]), query[1], block), "query")
-        why |= dict.fromkeys((pin for pin in canonical.pins if pin < t), "pinned")
-        why |= dict.fromkeys(range(0, min(canonical.n_sink, t), block), "sink")
-        n_kept = sum(min(block, t - start) for start in why)
-        n_free = budget.n_view - n_kept - n_after - budget.n_reserve
-        if n_free >= 0:
+    fixed: dict[int, Why] = dict.fromkeys(range(floor_to(block, query[0]), query[1], block), "query")
+    fixed |= dict.fromkeys((pin for pin in canonical.pins if pin < t), "pinned")
+    fixed |= dict.fromkeys(range(0, min(canonical.n_sink, t), block), "sink")
+    n_kept = sum(min(block, t - start) for start in fixed) + (0 if newest in fixed else t - newest)
+    n_free = budget.n_view - n_kept - n_after - budget.n_reserve
+    recent_start, oldest = newest, max(newest - budget.n_recent, 0)
+    while recent_start > oldest:
+        n_more = 0 if recent_start - block in fixed else block
+        if n_free < n_more:
             break
-    return why, n_free, recent_start
+        recent_start -= block
+        n_free -= n_more
+    why: dict[int, Why] = dict.fromkeys(range(recent_start, t, block), "recent")
+    return why | fixed, n_free, recent_start

@@ -15,7 +15,8 @@ from .stopwatch import Stopwatch
 
 class RecallingGrowth:
     """Growth (see answering) of one answer. A full view is never the end of it: the query's blocks and the
-    answer's newest tokens stay, older ones are blocks like any other, and are selected or not."""
+    answer's newest tokens stay, older ones are blocks like any other, and are selected or not. The end of
+    the trained window is, where original positions were asked for."""
 
     def __init__(
         self, session: Session, query: tuple[int, int], query_rows: QueryBuffer, watch: Stopwatch
@@ -36,8 +37,10 @@ class RecallingGrowth:
     def make_room(self, logits: F32) -> TaskGenerator[F32 | None]:
         if self._room > 0:
             return logits
-        self._watch.lap("decode_s")
         session, history = self._session, self._session.history
+        if session.is_at_end(history.n_tokens):
+            return None
+        self._watch.lap("decode_s")
         frame = frame_of_answer(session.budget, session.canonical, self._query, history.n_tokens)
         history.complete(frame.replay_start)
         report, new_logits = yield from recall(

@@ -91,8 +91,17 @@ class Session:
     # -- positions
 
     def is_original(self, end: int) -> bool:
-        """Blocks keep their token positions in a view that is to reach token position `end`."""
-        return self.settings.position_mode != "compact" and end <= self.budget.n_train
+        """Blocks keep their token positions in a view that is to reach token position `end`.
+
+        Where original positions were asked for they are never packed: `check_positions` and `is_at_end`
+        keep tokens within the trained window, whatever a view could have reached.
+        """
+        mode = self.settings.position_mode
+        return mode == "original" or (mode == "auto" and end <= self.budget.n_train)
+
+    def is_at_end(self, n_tokens: int) -> bool:
+        """A history of `n_tokens` fills the trained window, and original positions were asked for."""
+        return self.settings.position_mode == "original" and n_tokens >= self.budget.n_train
 
     def check_positions(self, end: int) -> None:
         """Raises InvalidOption if original positions were asked for and the history outgrows the window."""

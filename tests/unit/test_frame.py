@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -36,6 +38,30 @@ def test_sizes_are_whole_blocks() -> None:
     it = budget(n_sink=16, n_recent=20, n_reserve=9, n_prefill_view=100)
     assert (it.n_sink, it.n_recent, it.n_reserve, it.n_read) == (16, 16, 16, 96)
     assert budget(n_sink=0, n_reserve=0, n_prefill_view=500).n_read == 256
+
+
+def test_no_size_exceeds_the_view() -> None:
+    huge = 10**9
+    it = budget(n_recent=huge, n_reserve=huge, n_query=huge, n_query_tail=huge, n_prefill_view=huge)
+    assert {it.n_recent, it.n_reserve, it.n_query, it.n_query_tail, it.n_read} == {256}
+    with pytest.raises(MandatoryTooLarge):
+        it.check_step(it.canonical([]), 0, 1)
+    it = budget(n_sink=8 * huge)
+    assert it.n_sink == 256
+    with pytest.raises(MandatoryTooLarge):
+        it.check_read(it.canonical([]))
+
+
+def test_a_view_for_reading_without_a_block_beside_the_sink_is_refused() -> None:
+    for n in (1, 7, 8, 15):
+        with pytest.raises(InvalidOption, match=f"--n-prefill-view = {n}: reading needs at least 16"):
+            budget(n_prefill_view=n)
+    assert budget(n_prefill_view=16).n_read == 16
+    assert budget(n_prefill_view=7, n_sink=0, block_size=7).n_read == 7
+    assert budget(n_prefill_view=0).n_read == 256
+    with pytest.raises(MandatoryTooLarge, match="--n-prefill-view"):
+        it = budget(n_prefill_view=16)
+        it.check_read(it.canonical([(100, 101)]))
 
 
 def test_a_view_of_no_block_is_refused() -> None:
@@ -100,6 +126,36 @@ def test_a_recall_in_mid_answer_keeps_the_query_and_replays_the_newest_tokens() 
 def test_the_replay_in_mid_answer_never_reaches_into_the_query() -> None:
     it = budget(n_recent=64, n_reserve=32)
     assert frame_of_answer(it, it.canonical([]), (1004, 1020), 1048).replay_start == 1020
+
+
+@given(st.integers(0, 200), st.integers(0, 40), st.integers(0, 150), st.integers(0, 60), st.integers(0, 2))
+def test_recent_is_the_longest_that_fits(
+    t: int, recent: int, n_query: int, n_answer: int, n_pins: int
+) -> None:
+    it = budget(n_recent=recent * 8, n_reserve=32)
+    pins = [(i * 24, i * 24 + 1) for i in range(1, n_pins + 1) if i * 24 < t]
+    end = t + n_query
+    for frame, at, n_after, query in (
+        (frame_of_query(it, it.canonical(pins), t, n_query), t, n_query, (t, t)),
+        (frame_of_answer(it, it.canonical(pins), (t, end), end + n_answer), end + n_answer, 0, (t, end)),
+    ):
+        fixed = {*range(0, min(8, at), 8), *(p // 8 * 8 for p, _ in pins)}
+        fixed |= set(range(query[0] // 8 * 8, query[1], 8))
+        for n_recent in range(recent * 8, -1, -8):  # by the definition: the largest that fits
+            kept = fixed | set(range(max(at // 8 * 8 - n_recent, 0), at, 8))
+            n_free = 256 - sum(min(8, at - start) for start in kept) - n_after - 32
+            if n_free >= 0:
+                break
+        assert set(frame.why) == kept and frame.n_select == max(n_free, 0) // 8
+
+
+def test_the_search_for_recent_is_not_quadratic() -> None:
+    n = 2**13
+    it = budget(n, block_size=1, n_sink=1, n_recent=n, n_reserve=1)
+    began = time.process_time()
+    frame = frame_of_query(it, it.canonical([]), 2 * n, n - 2)
+    assert len(frame.why) == 1 and frame.n_select == 0
+    assert time.process_time() - began < 1
 
 
 @given(

@@ -269,7 +269,21 @@ def test_original_positions_are_refused_beyond_the_trained_window() -> None:
     with pytest.raises(InvalidOption, match="trained"):
         run.read(session, text(101, 1))
     assert run.model.n_calls == calls
-    assert run.step(session, request(text(20, 1), 300)).n_generated == 300
+    result = run.step(session, request(text(20, 1), 300))
+    assert result.n_generated == 80 and session.history.n_committed == 500
+
+
+@pytest.mark.parametrize("first_pass", ["canonical", "current"])
+@pytest.mark.parametrize("n_train", [500, 693, 700, 704])
+def test_original_positions_are_never_packed_and_the_answer_ends_with_the_window(
+    n_train: int, first_pass: str
+) -> None:
+    run, session = asked(400, n_train=n_train, position_mode="original", first_pass=first_pass)
+    result = run.step(session, request(text(20, 1), 500))
+    assert result.finish_reason == "length" and session.history.n_committed == n_train
+    assert all(b.position == b.start for r in result.recalls for b in r.blocks)
+    assert all(p < n_train for batch in run.model.batches for _, p, _ in batch)
+    assert session.view.original
 
 
 # -- what stays in cells
@@ -302,6 +316,19 @@ def test_the_view_while_reading_can_be_smaller() -> None:
     run, session = asked(200, n_prefill_view=64)
     report = run.step(session, request(text(10, 1), 5)).recalls[0]
     assert report.n_selected == report.n_candidates, "all of it fits the view of the answer"
+
+
+def test_a_view_that_cannot_be_read_over_is_refused_before_anything_is_evaluated() -> None:
+    run = Run(n_prefill_view=24)
+    session = run.session()
+    run.read(session, text(100))
+    session.history.pins = [(40, 57)]
+    calls = run.model.n_calls
+    with pytest.raises(MandatoryTooLarge, match="n-prefill-view"):
+        run.read(session, text(10))
+    assert run.model.n_calls == calls
+    with pytest.raises(InvalidOption, match="n-prefill-view"):
+        Run(n_prefill_view=15).session()
 
 
 def test_the_first_pass_may_go_over_the_view_of_the_step_before() -> None:

@@ -13,6 +13,7 @@ from fake_model import END, fake_resources, make_model
 from fake_run import checked_sessions, text
 
 from kvmem_llama import workspace as module
+from kvmem_llama.conversation import Conversation
 from kvmem_llama.engine.chat_template import Message, Turn
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import (
@@ -201,13 +202,103 @@ def test_truncating_takes_turns_back(engine: Engine) -> None:
         ws.truncate(8)
         engine.model.forced = [41, END]
         ws.ask("new", sampling=GREEDY).result()
-        assert said(ws) == "[one]:H<end>|[new]:I<end>"
+        assert said(ws) == "[one]:H<end>[new]:I<end>"
         ws.truncate(0)
         ws.ask("first", sampling=GREEDY, max_tokens=0).result()
         assert said(ws) == "[first]:"
         for n in (-1, 9):
             with pytest.raises(InvalidOption):
                 ws.truncate(n)
+
+
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize(
+    ("kept", "goes_on"),
+    [
+        ("", "(sys)[new]:"),
+        ("(sy", "(sys)[new]:"),
+        ("(sys)", "[new]:"),
+        ("(sys)[on", "[new]:"),
+        ("(sys)[one]:", "[new]:"),
+        ("(sys)[one]:H", "|[new]:"),
+        ("(sys)[one]:HIJ<end>", "[new]:"),
+        ("(sys)[one]:HIJ<end>[t", "|[new]:"),
+        ("(sys)[one]:HIJ<end>[two]:", "|[new]:"),
+        ("(sys)[one]:HIJ<end>[two]:K", "|[new]:"),
+    ],
+)
+def test_a_question_goes_on_after_what_is_left_and_brings_nothing_back(
+    engine: Engine, kept: str, goes_on: str, forked: bool
+) -> None:
+    with engine.workspace(system="sys") as ws:
+        for question, answer in (("one", [40, 41, 42, END]), ("two", [43, 44, END])):
+            engine.model.forced = answer
+            ws.ask(question, sampling=GREEDY).result()
+        n = next(n for n in range(ws.n_tokens + 1) if said(ws)[: len(kept)] == said_of(ws, n) == kept)
+        ws.truncate(n)
+        with ws.fork() if forked else ws as it:
+            it.ask("new", sampling=GREEDY, max_tokens=0).result()
+            assert said(it) == kept + goes_on
+            it.ask("more", sampling=GREEDY, max_tokens=0).result()
+            assert said(it) == kept + goes_on + "|[more]:"
+
+
+def said_of(workspace: Workspace, n: int) -> str:
+    """The first `n` tokens as text."""
+    return fake_model.FakeVocab().detokenize(workspace.history()[:n]).decode()
+
+
+def test_only_messages_of_the_history_are_taken_for_its_end() -> None:
+    """The rendering begins with the system prompt, as the history does: nothing is missing in between."""
+    template = FakeTemplate(None, None)
+    it = Conversation(fake_model.FakeVocab(), template, "sys")  # type: ignore[arg-type]
+    history = fake_model.FakeVocab().tokenize("(sys)[one]:HIJ")
+    it.answered(0, 11, "HIJ", [40, 41, 42])
+    it.truncate(history[:12], 14)
+    it.next_turn("new", (), history[:12])
+    text, messages, closed = template.seen[-1]
+    assert messages[-2:] == [Message("assistant", "H"), Message("user", "new")] and closed is False
+    assert text.endswith("(sys)[one]:H") and not text.startswith("(sys)")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [
+        ([[1, 2], [3, 4]], r"tokens\[0\]"),
+        (np.array([[1, 2], [3, 4]]), r"shape \(2, 2\)"),
+        ([1, [2, 3]], r"tokens\[1\]"),
+        ([1, 2.0], r"tokens\[1\]"),
+        (np.array([1.0, 2.0]), r"tokens\[0\]"),
+        ([1, True], r"tokens\[1\]"),
+        ([1, 2, -1, 97], r"tokens\[2\] = -1"),
+        ([1, 97, -1], r"tokens\[1\] = 97: must be an integer from 0 to 96"),
+        (np.array([96, 97]), r"tokens\[1\] = 97"),
+        (np.array([2**64 - 1], np.uint64), r"tokens\[0\]"),
+        ([5, 2**31], r"tokens\[1\] = 2147483648"),
+        ([10**5000], r"tokens\[0\]"),
+        ("text", r"tokens\[0\]"),
+        (5, "sequence"),
+    ],
+)
+def test_tokens_that_are_no_ids_are_refused_by_name(engine: Engine, tokens: Any, name: str) -> None:
+    with engine.workspace() as ws:
+        for call in (ws.read_tokens, lambda ids: ws.step(ids, sampling=GREEDY)):
+            with pytest.raises(InvalidOption, match=name):
+                call(tokens)
+        assert ws.read_tokens(np.array([1, 2], np.uint8)).result().n_read == 2
+        assert ws.read_tokens([np.int64(96)]).result().n_read == 1
+        assert ws.read_tokens([]).result().n_read == ws.read_tokens(np.zeros(0)).result().n_read == 0
+
+
+def test_marks_and_starts_that_do_not_fit_the_tokens_are_refused(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        for marks in (np.ones(2, np.bool_), np.ones(3), np.ones((3, 1), np.bool_), [True] * 3):
+            with pytest.raises(InvalidOption, match="scored"):
+                ws.step([1, 2, 3], scored=marks, sampling=GREEDY)  # type: ignore[arg-type]
+        for start in (-1, 4):
+            with pytest.raises(InvalidOption, match="query_start"):
+                ws.step([1, 2, 3], start, sampling=GREEDY)
+        ws.step([1, 2, 3], 3, np.ones(3, np.bool_), sampling=GREEDY, max_tokens=0).result()
 
 
 def test_forks_go_their_own_ways(engine: Engine) -> None:
