@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,6 +11,7 @@ from .engine.chat_template import ChatTemplate, Message
 from .engine.turn_tokens import TurnTokens, tokenize_turn
 from .engine.vocab import Vocab
 from .native.layout import I32
+from .store.rows import StepRow
 
 _PLACEHOLDER: Final = Message("user", "...")
 N_CLOSING: Final = 32  # newest tokens of the history that can hold the end of an answer
@@ -50,6 +52,42 @@ class Conversation:
 
     def fork(self) -> Conversation:
         return Conversation(self._vocab, self._template, self._system, self._turns, self._system_start)
+
+    @classmethod
+    def resumed(
+        cls,
+        vocab: Vocab,
+        template: ChatTemplate,
+        system: str | None,
+        steps: Sequence[StepRow],
+        history: I32,
+    ) -> Conversation:
+        """The conversation of a stored workspace: `steps` that were finished, `history` their tokens."""
+        self = cls(vocab, template, system)
+        for step in steps:
+            if step.kind != "ask":
+                if not step.closed and self._turns:  # it was cut
+                    self._turns[-1] = replace(self._turns[-1], closed=None)
+                continue
+            if self._system_start is None and not self._turns:
+                self._system_start = step.start
+            self._resume_turn(step, history)
+        if not self._turns and not self._holds_system(history):
+            self._system_start = None
+        return self
+
+    def _resume_turn(self, step: StepRow, history: I32) -> None:
+        options = json.loads(step.options)
+        answer_start, n_generated = int(options["answer_start"]), int(options["n_generated"])
+        end, answer = answer_start + n_generated, step.answer
+        if step.end < end and step.end <= answer_start:  # nothing is left of the answer
+            if self._turns:
+                self._turns[-1] = replace(self._turns[-1], closed=None)
+            return
+        if step.end < end:
+            left = self._vocab.detokenize(history[answer_start : step.end], special=False)
+            answer = left.decode("utf-8", "replace")
+        self._turns.append(_Turn(step.start, answer_start, step.end, answer, bool(step.closed)))
 
     def text_tokens(self, text: str, *, first: bool) -> I32:
         """Tokens of a text that is read as it is; `first`: it begins the history, so BOS comes before it."""

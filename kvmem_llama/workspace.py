@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, cast
@@ -13,20 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .conversation import N_CLOSING, Conversation, document_text
+from .durable import Opened, Shelf
 from .engine.chat_template import ChatTemplate
 from .engine.core import EngineCore
 from .engine.engine import Engine
 from .engine.requests import TaskGenerator
-from .engine.resources import open_resources
+from .engine.resources import Resources, open_resources
 from .engine.sampler import SamplingParams
 from .engine.task import Task
-from .errors import EngineClosed, InvalidOption, WorkspaceBusy, WorkspaceClosed
+from .errors import EngineClosed, InvalidOption, ModelUnsupported, WorkspaceBusy, WorkspaceClosed
+from .memory.index import mean_of
 from .memory.query import StepRequest, token_ids, token_marks
 from .memory.report import Event, StepResult
 from .memory.scoring import make_scorer
 from .native.layout import I32
-from .policies import MemoryStats, Policy, make_policy
+from .policies import KVMem, MemoryStats, Policy, make_policy
 from .settings import Settings
+from .store.binding import Binding
 
 
 def open_engine(model_path: str | Path, settings: Settings) -> WorkspaceEngine:
@@ -44,16 +47,76 @@ def open_engine(model_path: str | Path, settings: Settings) -> WorkspaceEngine:
 class WorkspaceEngine(Engine):
     """An engine with workspaces on it. Any thread."""
 
-    def workspace(self, policy: str | None = None, system: str | None = None) -> Workspace:
-        """An empty workspace. policy: what its model attends to; None: that of the settings.
+    def __init__(self, make: Callable[[], Resources]) -> None:
+        self._shelf_lock = threading.Lock()
+        self._shelf: Shelf | None = None
+        super().__init__(make)
 
-        Raises InvalidOption, ModelUnsupported (the model cannot serve the policy) or EngineClosed.
+    def workspace(
+        self,
+        name: str | None = None,
+        *,
+        create: bool = True,
+        policy: str | None = None,
+        system: str | None = None,
+    ) -> Workspace:
+        """A workspace. name: of a durable one, which is opened as it was left, or made if there is none and
+        `create` is set; None: an empty one that ends with the engine.
+
+        policy: what its model attends to; None: that of the settings.
+        Raises InvalidOption, ModelUnsupported (the model cannot serve the policy), EngineClosed, or
+        StoreError: a durable workspace is not there, is in use, does not fit the model, cannot be read ...
         """
-        name = policy or self.core.settings.policy
-        memory = self.call(lambda core: make_policy(name, core))
-        model = self.core.model
-        template = ChatTemplate(model.vocab, model.chat_template)
-        return Workspace(self, memory, Conversation(model.vocab, template, system))
+        chosen = policy or self.core.settings.policy
+        if name is None:
+            memory = self.call(lambda core: make_policy(chosen, core))
+            return Workspace(self, memory, Conversation(self.core.model.vocab, self._template(), system))
+        if chosen != KVMem.name:
+            raise InvalidOption(
+                "--policy", chosen, "its workspaces are not kept",
+                hint=f"Leave out the name of the workspace, or use --policy {KVMem.name}.",
+            )  # fmt: skip
+        opened = self.shelf.open(name, create=create, policy=chosen, system=system)
+        return self._on(opened)
+
+    @property
+    def shelf(self) -> Shelf:
+        """The durable workspaces of this engine. Raises ModelUnsupported for a model without hooks."""
+        core = self.core
+        if core.hooks is None:
+            raise ModelUnsupported(
+                core.model.arch, "its keys cannot be captured",
+                hint="Leave out the name: a workspace that ends with the program works.",
+            )  # fmt: skip
+        with self._shelf_lock:
+            if self._shelf is None:
+                hooks = core.hooks
+                binding = Binding.of(core.model.info, hooks.layers, hooks.layout, core.settings)
+                self._shelf = Shelf(core.settings, binding, mean_of(hooks.layers, hooks.layout))
+            return self._shelf
+
+    def close(self) -> None:
+        """As Engine.close; then closes the durable workspaces that are still open."""
+        super().close()
+        with self._shelf_lock:
+            if self._shelf is not None:
+                self._shelf.close()
+
+    def _on(self, opened: Opened) -> Workspace:
+        vocab, restored = self.core.model.vocab, opened.restored
+        try:
+            memory = self.call(lambda core: KVMem(core, opened))
+            conversation = Conversation.resumed(
+                vocab, self._template(), restored.system, restored.steps, restored.tokens
+            )
+        except BaseException:
+            self.shelf.close_one(opened)
+            raise
+        opened.taken_over()
+        return Workspace(self, memory, conversation, opened)
+
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self.core.model.vocab, self.core.model.chat_template)
 
 
 class Stream:
@@ -89,14 +152,27 @@ class Stream:
 class Workspace:
     """One history and the memory of it. Any thread, but one step at a time: WorkspaceBusy otherwise."""
 
-    def __init__(self, engine: WorkspaceEngine, policy: Policy, conversation: Conversation) -> None:
+    def __init__(
+        self,
+        engine: WorkspaceEngine,
+        policy: Policy,
+        conversation: Conversation,
+        opened: Opened | None = None,
+    ) -> None:
+        """opened: the durable workspace behind it."""
         self._engine: Final = engine
+        self._opened: Final = opened
         self._policy: Final = policy
         self._conversation: Final = conversation
         self._lock = threading.Lock()
         self._closed = False
         self._stream: Stream | None = None  # the newest
         self._asked_at: tuple[int, int] | None = None  # if it asked: token positions of turn and answer
+
+    @property
+    def name(self) -> str | None:
+        """Of a durable workspace."""
+        return None if self._opened is None else self._opened.name
 
     @property
     def n_tokens(self) -> int:
@@ -146,6 +222,7 @@ class Workspace:
                 sampling=sampling,
                 max_tokens=max_tokens,
                 stop=(*stop, *self._conversation.stop_strings),
+                kind="ask",
             )
             start = self.n_tokens
             stream = self._start(self._policy.step(request))
@@ -198,9 +275,25 @@ class Workspace:
             self._engine.call(lambda core: self._policy.truncate(n_tokens))
             self._conversation.truncate(self._policy.tokens(), was)
 
-    def fork(self) -> Workspace:
-        """A workspace of its own with the same history; the two share what neither can change."""
+    def fork(self, name: str | None = None) -> Workspace:
+        """A workspace of its own with the same history; the two share what neither can change.
+
+        name: of the new one; a durable workspace has durable forks only, others have none.
+        Raises InvalidOption, or as WorkspaceEngine.workspace.
+        """
         with self._idle():
+            if self._opened is not None:
+                if name is None:
+                    raise InvalidOption(
+                        "name", None, "the fork of a durable workspace needs one", hint="Give it a name."
+                    )
+                opened, shelf = self._opened, self._engine.shelf
+                return self._engine._on(self._engine.call(lambda core: shelf.fork(opened, name)))
+            if name is not None:
+                raise InvalidOption(
+                    "name", name, "this workspace ends with the engine, so do its forks",
+                    hint="Leave the name out, or fork a workspace that has one.",
+                )  # fmt: skip
             policy = self._engine.call(lambda core: self._policy.fork())
             return Workspace(self._engine, policy, self._conversation.fork())
 
@@ -237,9 +330,13 @@ class Workspace:
             stream.cancel()
             with contextlib.suppress(Exception):
                 stream.result()
-        with contextlib.suppress(EngineClosed):
-            self._engine.release(self._policy)
-            self._engine.call(lambda core: self._policy.close())
+        try:
+            with contextlib.suppress(EngineClosed):
+                self._engine.release(self._policy)
+                self._engine.call(lambda core: self._policy.close())
+        finally:
+            if self._opened is not None:
+                self._engine.shelf.close_one(self._opened)
 
     def __enter__(self) -> Self:
         return self

@@ -44,6 +44,7 @@ class Script:
     # seen
     settings: Settings | None = None
     model: Path | None = None
+    name: str | None = None
     policy: str | None = None
     system: str | None = None
     asked: list[tuple[str, list[tuple[str, str]], Any, int]] = field(default_factory=list)
@@ -77,8 +78,10 @@ class _Closing:
 
 
 class FakeEngine(_Closing):
-    def workspace(self, policy: str | None = None, system: str | None = None) -> FakeWorkspace:
-        self.script.policy, self.script.system = policy, system
+    def workspace(
+        self, name: str | None = None, *, policy: str | None = None, system: str | None = None
+    ) -> FakeWorkspace:
+        self.script.name, self.script.policy, self.script.system = name, policy, system
         return FakeWorkspace(self.script)
 
 

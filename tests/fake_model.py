@@ -282,7 +282,14 @@ class FakeModel:
 def fake_core(model: FakeModel, settings: Settings, n_train: int, *, hooks: bool = True) -> EngineCore:
     core = EngineCore(
         model=cast(
-            Any, SimpleNamespace(vocab=FakeVocab(), arch="fake", n_ctx_train=n_train, chat_template=None)
+            Any,
+            SimpleNamespace(
+                vocab=FakeVocab(),
+                arch="fake",
+                n_ctx_train=n_train,
+                chat_template=None,
+                info=SimpleNamespace(fingerprint="fa" * 16, name="fake", arch="fake"),
+            ),
         ),
         decoder=model,
         hooks=cast(Any, model) if hooks else None,

@@ -9,6 +9,7 @@ import fake_model
 import numpy as np
 import pytest
 
+from kvmem_llama.engine.chat_template import Message, Turn
 from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.engine.scheduler import Scheduler
@@ -41,6 +42,23 @@ def request(
     """A step of text tokens with an answer of at most `n` tokens."""
     ids = np.asarray(tokens, dtype=np.int32)
     return StepRequest(ids, query_start, np.ones(len(ids), np.bool_), SamplingParams(temp=0), n, tuple(stop))
+
+
+class FakeTemplate:
+    """`(system)[question]:answer|[question]:`; the bar ends an answer that did not end by itself."""
+
+    stop_strings = ("STOP",)
+
+    def __init__(self, vocab: Any, template: Any) -> None:
+        self.seen: list[tuple[str, list[Message], bool | None]] = []
+
+    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
+        self.seen.append((history, list(messages), closed))
+        system = "".join(f"({m.content})" for m in messages if m.role == "system")
+        going_on = any(m.role == "assistant" for m in messages)
+        front = ("" if closed else "|") + "[" if going_on else system + "["
+        content = messages[-1].content.strip()
+        return Turn(f"{front}{content}]:", ((len(front), len(front) + len(content)),))
 
 
 class Run:

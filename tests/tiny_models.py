@@ -64,7 +64,7 @@ def write_model(
 ) -> Path:
     """Writes a model file and returns its path; the same arguments give the same bytes.
 
-    quantization: of the matrices. The products of a float matrix depend on the batch's shape even in exact mode.
+    quantization: of the matrices. Products of float matrices depend on the batch's shape, also in exact mode.
     """
     shape = SHAPES[shape] if isinstance(shape, str) else shape
     writer = gguf.GGUFWriter(path, shape.arch)

@@ -10,6 +10,7 @@ from ..errors import Cancelled, KvmemError
 from ..settings import Settings
 from .inputs import Document, from_argument, read_documents
 from .messages import warn
+from .opening import chosen_workspace
 
 
 def ask(
@@ -21,6 +22,15 @@ def ask(
             "--file", "-f", metavar="FILE", help="text to read first; may be repeated; - is standard input"
         ),
     ] = None,
+    workspace: Annotated[
+        str | None,
+        typer.Option(
+            "--workspace", "-w", metavar="NAME", help="go on in this durable workspace; it is made if need be"
+        ),
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="go on in the durable workspace that was used last")
+    ] = False,
     show_recall: Annotated[
         bool, typer.Option("--show-recall", help="show which blocks were recalled, and why")
     ] = False,
@@ -30,8 +40,9 @@ def ask(
 ) -> None:
     """Read files (or standard input), then answer QUESTION about them."""
     try:
+        name = chosen_workspace(settings, workspace, go_on=go_on)
         documents = read_documents(file or [], warn, stdin=True)
-        _answer(settings, question, documents, show_recall=show_recall, as_json=as_json)
+        _answer(settings, name, question, documents, show_recall=show_recall, as_json=as_json)
     except KvmemError as error:
         if as_json:
             from .json_lines import emit_error
@@ -41,7 +52,13 @@ def ask(
 
 
 def _answer(
-    settings: Settings, question: str, documents: list[Document], *, show_recall: bool, as_json: bool
+    settings: Settings,
+    name: str | None,
+    question: str,
+    documents: list[Document],
+    *,
+    show_recall: bool,
+    as_json: bool,
 ) -> None:
     from .json_lines import JsonPresenter
     from .opening import opened_workspace, sampling_of
@@ -50,7 +67,7 @@ def _answer(
     presenter: Presenter = JsonPresenter() if as_json else TextPresenter(show_recall=show_recall)
     text = from_argument(question, "the question", warn)
     system = from_argument(settings.system_prompt, "the system prompt", warn)
-    with opened_workspace(settings, system) as workspace:
+    with opened_workspace(settings, system, name) as workspace:
         stream = workspace.ask(
             text,
             [(document.source, document.text) for document in documents],

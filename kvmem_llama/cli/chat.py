@@ -30,6 +30,15 @@ def chat(
             "--file", "-f", metavar="FILE", help="text to read with the first message; may be repeated"
         ),
     ] = None,
+    workspace: Annotated[
+        str | None,
+        typer.Option(
+            "--workspace", "-w", metavar="NAME", help="go on in this durable workspace; it is made if need be"
+        ),
+    ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="go on in the durable workspace that was used last")
+    ] = False,
     show_recall: Annotated[
         bool, typer.Option("--show-recall", help="show which blocks were recalled, and why")
     ] = False,
@@ -40,14 +49,16 @@ def chat(
     chat, as Ctrl-D does. Without a terminal, every line of standard input is one message, and the exit code
     is that of the last message that was refused, if any was.
     """
+    from .opening import chosen_workspace, opened_workspace
+
+    name = chosen_workspace(settings, workspace, go_on=go_on)
     documents = read_documents(file or [], warn, stdin=False)
     system = from_argument(settings.system_prompt, "the system prompt", warn)
 
-    from .opening import opened_workspace
     from .output import TextPresenter
 
-    with opened_workspace(settings, system) as workspace:
-        talk = _Conversation(settings, workspace, documents, TextPresenter(show_recall=show_recall))
+    with opened_workspace(settings, system, name) as opened:
+        talk = _Conversation(settings, opened, documents, TextPresenter(show_recall=show_recall))
         talk.run()
     if talk.refused is not None and not _typed():
         raise typer.Exit(exit_code(talk.refused))

@@ -12,6 +12,7 @@ import typer
 from .. import __version__
 from ..errors import Cancelled, KvmemError, exit_code
 from ..settings import BY_NAME, Settings
+from . import workspaces
 from .ask import ask
 from .chat import chat
 from .demo import demo
@@ -38,6 +39,7 @@ app.command(epilog=_MORE)(command(ask))
 app.command(epilog=_MORE)(command(chat))
 app.command(epilog=_MORE)(command(doctor))
 app.command(epilog=_MORE)(command(demo))
+app.add_typer(workspaces.app, name="workspace")
 
 # Typer carries its own copy of click, or uses the installed one, depending on its version.
 _UsageError: Final[type[Exception]] = next(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, get_type_hints
 
 import typer
@@ -15,19 +15,22 @@ from ..settings import BY_NAME, OPTIONS, Option, Settings
 _HIDDEN_SECTIONS: Final = frozenset({"Measuring and research"})
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """`function(settings, **own)` as a Typer callback: its own parameters and every option of the table."""
+def command(function: Callable[..., None], only: Collection[str] | None = None) -> Callable[..., None]:
+    """`function(settings, **own)` as a Typer callback: its own parameters and the options of the table.
+
+    only: names of the options it takes; None: all.
+    """
     hints = get_type_hints(function, include_extras=True)
     own = [
         parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name != "settings"
     ]
-    parameters = own + [_parameter(option) for option in OPTIONS]
+    parameters = own + [_parameter(o) for o in OPTIONS if only is None or o.name in only]
 
     @functools.wraps(function)
     def callback(**values: Any) -> None:
-        settings = Settings.from_sources({name: values.pop(name) for name in BY_NAME})
+        settings = Settings.from_sources({name: values.pop(name) for name in BY_NAME if name in values})
         function(settings, **values)
 
     # Typer reads both.
@@ -76,7 +79,8 @@ def _is_clustered(flag: str) -> bool:
 
 _LONG: Final = {flag: option.flags[-1] for option in OPTIONS for flag in option.flags if _is_clustered(flag)}
 _TAKES_VALUE: Final = frozenset(
-    ["-f", "--file"] + [flag for option in OPTIONS if option.type is not bool for flag in option.flags]
+    ["-f", "--file", "-w", "--workspace"]
+    + [flag for option in OPTIONS if option.type is not bool for flag in option.flags]
 )
 
 

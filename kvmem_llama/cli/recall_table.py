@@ -35,7 +35,12 @@ def _block_line(block: RecalledBlock, width: int) -> str:
     score = "-" if block.score is None else f"{block.score:.3g}"
     tokens = f"{block.start}..{block.start + block.count - 1}"
     text = snippet(block.text, width)
-    return f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {block.why:<8}  {text}"
+    return f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {_why(block):<8}  {text}"
+
+
+def _why(block: RecalledBlock) -> str:
+    """Rows that were lost and computed again are marked."""
+    return f"{block.why}*" if block.recomputed else block.why
 
 
 def snippet(text: str, width: int) -> str:

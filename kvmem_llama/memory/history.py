@@ -4,17 +4,20 @@ until `commit`; `rollback` restores the last commit."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from kvmem_llama.engine.cells import Cells
+from kvmem_llama.errors import RecordDamaged
 from kvmem_llama.native.layout import I32
-from kvmem_llama.store.records import BlockStore, Record, RecordRef
+from kvmem_llama.store.records import BlockStore, NotStored, Record, RecordRef
+from kvmem_llama.store.steps import Restored, StepFacts
 
 from .blocks import Block, BlockTable
 from .canonical import floor_to, parts_of
 from .index import MeanKIndex
+from .ledger import Ledger
 from .orphans import Orphans
 from .ports import RowSource
 from .positions import TokenPos
@@ -28,8 +31,17 @@ class History:
     after a commit. The record of a partial block is immutable: it is copied when tokens are added.
     """
 
-    def __init__(self, store: BlockStore, index: MeanKIndex, block: int, record_nbytes: int) -> None:
+    def __init__(
+        self,
+        store: BlockStore,
+        index: MeanKIndex,
+        block: int,
+        record_nbytes: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        """ledger: of a durable history; whoever makes it closes its journal."""
         self.store = store
+        self.ledger = ledger
         self.index = index
         self.block = block
         self.table = BlockTable(block)
@@ -39,7 +51,28 @@ class History:
         self._record_nbytes = record_nbytes
         self._tokens = array("i")
         self._tail = OpenTail(block, record_nbytes)
-        self._replaced: Block | None = None  # the committed partial block, once a longer one took its place
+        # The committed partial block and its record, once a longer one took its place.
+        self._replaced: tuple[Block, Record] | None = None
+        self._last: Record | None = None  # of the committed partial block, once it was opened
+        self.recomputed: dict[int, Record] = {}  # by first token; of blocks that are about to be used
+        self.unscored: list[int] = []  # blocks without a row of the index, until they are computed again
+
+    def restore(self, restored: Restored) -> None:
+        """An empty history becomes the one that was stored. No record is read."""
+        self.extend(restored.tokens)
+        for block in restored.blocks:
+            self.table.append(Block(TokenPos(block.start), block.count, block.ref))
+        self.index.restore(restored.chunks, restored.counts)
+        self.unscored = list(restored.unscored)
+        self.n_committed = self.n_tokens
+        self.pins = list(restored.pins)
+        self.store.pin(self._refs_of([*self.pins, (max(self.n_tokens - 1, 0), self.n_tokens)]))
+        ahead = [
+            (Block(TokenPos(block.start), len(block.ids), block.ref), block.ids) for block in restored.ahead
+        ]
+        self.orphans.put(ahead)
+        if self.ledger is not None:
+            self.ledger.restored(restored.ahead)
 
     # -- tokens
 
@@ -68,13 +101,34 @@ class History:
         for start in range(self.table.n_complete * self.block, floor_to(self.block, end), self.block):
             self._put(start, self.block)
 
+    def read(self, end: int) -> None:
+        """The tokens before `end` are read: as `complete`; a long read is made durable on the way."""
+        self.complete(end)
+        if self.ledger is not None:
+            first = self.n_committed // self.block
+            self.ledger.read(self.table.n_complete - first, lambda n: self._since(first + n, complete=True))
+
     def rows(self, start: int) -> Record:
         """The record, working or stored, of the block that starts at token `start`."""
         if start in self._tail:
             return self._tail.rows(start)
+        if start in self.recomputed:
+            return self.recomputed[start]
         block = self.table.at(start)
         assert block is not None, f"no rows of the block at token {start}"
         return self.store.get(block.ref)
+
+    def fetch(self, starts: Sequence[int]) -> Iterator[list[tuple[int, Record]]]:
+        """The records of blocks, named by their first token, as batches of (index in `starts`, record). A
+        batch is valid until the next one is asked for. Raises what BlockStore.fetch raises."""
+        here = [(i, self.rows(start)) for i, start in enumerate(starts) if self._has_rows(start)]
+        others = [i for i, start in enumerate(starts) if not self._has_rows(start)]
+        blocks = [self.table.at(starts[i]) for i in others]
+        for batch in self.store.fetch([block.ref for block in blocks if block is not None]):
+            yield [*here, *((others[i], record) for i, record in batch)]
+            here = []
+        if here:
+            yield here
 
     def ref(self, start: int) -> RecordRef | None:
         """The stored record of the complete block at token `start`; None while its rows may change."""
@@ -87,27 +141,41 @@ class History:
         """Takes blocks that a cancelled step had read, as far as they hold the tokens before `end`
         -> number of tokens, from `n_committed` on, that need not be read."""
         first = self.table.n_complete * self.block
-        for block in self.orphans.match(self.tokens(first, end), first, end):
-            self._list(block, self.store.get(block.ref))
+        found = self.orphans.match(self.tokens(first, end), first, end)
+        while found:
+            try:
+                self._list(found[0], self.store.get(found[0].ref))
+            except (NotStored, RecordDamaged):  # they are read again
+                break
+            del found[0]
+        for block in found:
+            self.store.free(block.ref)
         return max(self.table.n_complete * self.block - self.n_committed, 0)
 
-    def commit(self) -> None:
-        """Everything read becomes the history; a partial last block gets a record of its own."""
+    def commit(self, step: StepFacts | None = None) -> None:
+        """Everything read becomes the history; a partial last block gets a record of its own.
+
+        step: what is remembered of it. Raises StoreError if a durable history cannot be written; the step
+        must be rolled back then.
+        """
         self.complete(self.n_tokens)
         start = self.table.n_complete * self.block
         if start in self._tail:
             self._put(start, self.n_tokens - start)
+        if self.ledger is not None:
+            first = self._n_kept
+            self.ledger.commit(self.tokens(self.n_committed), self._since(first), step)
         if self._replaced is not None:
-            self.store.free(self._replaced.ref)
+            self.store.free(self._replaced[0].ref)
             self._replaced = None
+        self.recomputed.clear()
         if self.n_tokens != self.n_committed:
             self.orphans.clear()
         self.n_committed = self.n_tokens
 
     def rollback(self, keep_until: int) -> None:
         """Back to the last commit; complete blocks that end by token `keep_until` become orphans."""
-        aligned = self.n_committed % self.block == 0
-        kept = self.n_committed // self.block + (0 if aligned or self._replaced is not None else 1)
+        kept = self._n_kept
         run: list[tuple[Block, I32]] = []
         for block in self.table.truncate(kept):
             if block.count == self.block and block.end <= keep_until:
@@ -116,10 +184,14 @@ class History:
                 self.store.free(block.ref)
         self.index.truncate(kept)
         if self._replaced is not None:
-            self._list(self._replaced, self.store.get(self._replaced.ref))
+            self._list(*self._replaced)
             self._replaced = None
         self.orphans.put(run)
+        self.recomputed.clear()
+        if self.ledger is not None:
+            self.ledger.forget()
         self._tail.drop_from(0)
+        self._last = None
         del self._tokens[self.n_committed :]
 
     def cut(self, n_tokens: int) -> None:
@@ -130,20 +202,75 @@ class History:
         if start < n_tokens and start not in self._tail and block is not None:
             self._tail.open(start, copy_of=self.store.get(block.ref))
         for gone in self.table.truncate(start // self.block):
+            if self.ledger is not None:
+                self.ledger.unlisted(gone)
             self.store.free(gone.ref)
         self.index.truncate(len(self.table))
         self._tail.drop_from(n_tokens)
         del self._tokens[n_tokens:]
 
     def truncate(self, n_tokens: int) -> None:
-        """Drops committed tokens. No step may be running."""
-        self.cut(n_tokens)
+        """Drops committed tokens. No step may be running.
+
+        Raises RecordDamaged if the record of the block that is cut is lost, or StoreError if a durable
+        history cannot be written; then nothing has changed.
+        """
+        if n_tokens < self.n_committed:
+            start = floor_to(self.block, n_tokens)
+            tail, record = self._cut_block(start, n_tokens - start) if start < n_tokens else (None, None)
+            if self.ledger is not None:
+                try:
+                    self.ledger.truncate(n_tokens, tail, record)
+                except BaseException:
+                    if tail is not None:
+                        self.store.free(tail.ref)
+                    raise
+            for gone in self.table.truncate(start // self.block):
+                self.store.free(gone.ref)
+            self.index.truncate(len(self.table))
+            self.unscored = [number for number in self.unscored if number < len(self.table)]
+            if tail is not None and record is not None:
+                self.table.append(tail)
+                self.index.append(record, tail.count)
+            del self._tokens[n_tokens:]
+            self.n_committed = n_tokens
         self.pins = [(start, min(end, n_tokens)) for start, end in self.pins if start < n_tokens]
         self.orphans.clear()
-        self.commit()
+
+    def pin(self, pins: list[tuple[int, int]]) -> None:
+        """The pins are these token ranges [start, end) from now on. Raises StoreError; then nothing has
+        changed."""
+        if self.ledger is not None:
+            self.ledger.journal.pin(pins)
+        before = set(self._refs_of(self.pins))
+        self.pins = pins
+        after = set(self._refs_of(pins))
+        self.store.pin(list(before - after), False)
+        self.store.pin(list(after))
+
+    # -- records that are used
+
+    def lost(self, starts: Iterable[int]) -> list[int]:
+        """Those of the blocks, named by their first token, whose rows can only be computed again."""
+        blocks = [self.table.at(start) for start in starts if not self._has_rows(start)]
+        return [block.start for block in blocks if block and self.store.where(block.ref) == "tokens"]
+
+    def starts_of(self, refs: Iterable[object]) -> list[int]:
+        """First tokens of the blocks with these records."""
+        wanted = set(refs)
+        return [block.start for block in self.table if block.ref in wanted]
+
+    def recalled(self, numbers: Iterable[int]) -> None:
+        """A recall has selected these blocks: they are about to be used."""
+        refs = {number: self.table[number].ref for number in numbers}
+        self.store.retrieved(list(refs.values()))
+        self.store.prefetch(list(refs.values()))
+        if self.ledger is not None:
+            self.ledger.recalled(refs.items())
 
     def fork(self) -> History:
-        """A history with the same committed tokens: full blocks are shared, the partial one is copied."""
+        """A history with the same committed tokens: full blocks are shared, the partial one is copied. It
+        ends with the process."""
         other = History(self.store, self.index.fork(), self.block, self._record_nbytes)
         other._tokens = self._tokens[:]
         other.n_committed = self.n_committed
@@ -167,16 +294,62 @@ class History:
 
     # -- private
 
+    @property
+    def _n_kept(self) -> int:
+        """Blocks of the last commit that are still in the table."""
+        aligned = self.n_committed % self.block == 0
+        return self.n_committed // self.block + (0 if aligned or self._replaced is not None else 1)
+
+    def _since(self, first: int, *, complete: bool = False) -> Iterator[tuple[Block, I32]]:
+        """Blocks from number `first` on, with their token ids."""
+        for number in range(first, self.table.n_complete if complete else len(self.table)):
+            block = self.table[number]
+            yield block, self.tokens(block.start, block.end)
+
+    def _refs_of(self, ranges: Iterable[tuple[int, int]]) -> list[RecordRef]:
+        """Records of the blocks that hold tokens of the ranges."""
+        return [
+            block.ref
+            for start, end in ranges
+            for at in range(floor_to(self.block, start), end, self.block)
+            if (block := self.table.at(at)) is not None
+        ]
+
+    def _has_rows(self, start: int) -> bool:
+        return start in self._tail or start in self.recomputed
+
+    def _cut_block(self, start: int, count: int) -> tuple[Block, Record]:
+        """A block of the first `count` rows of the one at token `start`, and its record."""
+        old = self.table.at(start)
+        assert old is not None
+        try:
+            record = self.store.get(old.ref).copy()
+        except (NotStored, RecordDamaged) as error:
+            hint = f"Truncate to {start} tokens, or ask something that recalls this block first."
+            raise RecordDamaged(
+                f"the tokens {old.start}..{old.end}", "its rows are lost", hint=hint
+            ) from error
+        return Block(TokenPos(start), count, self.store.put(record)), record
+
     def _open(self, start: int) -> None:
         if start in self._tail:
             return
         block = self.table.at(start)
         assert block is None or block.count < self.block, f"rows of the complete block at {start} are final"
-        self._tail.open(start, copy_of=None if block is None else self.store.get(block.ref))
+        if block is not None:
+            self._last = self.rows(start)
+        self._tail.open(start, copy_of=None if block is None else self._last)
 
     def _put(self, start: int, count: int) -> None:
         record = self._tail.take(start)
-        self._list(Block(TokenPos(start), count, self.store.put(record)), record)
+        ref = self.store.put(record)
+        if count < self.block:  # the next step begins with it
+            self.store.pin([ref])
+        try:
+            self._list(Block(TokenPos(start), count, ref), record)
+        except BaseException:
+            self.store.free(ref)
+            raise
 
     def _list(self, block: Block, record: Record) -> None:
         """The one place where a block enters the table and its mean enters the index."""
@@ -185,6 +358,9 @@ class History:
             self.table.append(block)
             self.index.append(record, block.count)
         else:
-            self._replaced = last
+            self._replaced = (last, self.rows(last.start) if self._last is None else self._last)
+            self._last = None
             self.table.replace_last(block)
             self.index.replace_last(record, block.count)
+        if self.ledger is not None:
+            self.ledger.listed(block, record)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -121,6 +121,23 @@ class MeanKIndex:
         self._write(len(self._counts) - 1, record, count)
         self._counts[-1] = count
 
+    def replace(self, number: int, record: U8, count: int) -> None:
+        """Computes any row anew."""
+        self._check(record, count)
+        if not 0 <= number < len(self):
+            raise IndexError(f"no row {number} among {len(self)}")
+        self._write(
+            number, record, count, n_rows=len(self) - (number >> self.chunk_shift << self.chunk_shift)
+        )
+
+    def restore(self, chunks: Sequence[F16], counts: NDArray[np.int32]) -> None:
+        """An empty index takes over rows as they were stored. counts: tokens of each block."""
+        if len(self):
+            raise ValueError("the index is not empty")
+        self.chunks = list(chunks)
+        self._own = [True] * len(self.chunks)
+        self._counts = array("i", counts.astype(np.int32).tobytes())
+
     def truncate(self, n_blocks: int) -> None:
         """Keeps the first `n_blocks` rows; chunks that hold none of them are let go."""
         if not 0 <= n_blocks <= len(self):
@@ -160,10 +177,11 @@ class MeanKIndex:
         if record.dtype != np.uint8 or record.shape != (self._record_nbytes,):
             raise ValueError(f"a record of {record.nbytes} bytes, the layout has {self._record_nbytes}")
 
-    def _write(self, number: int, record: U8, count: int) -> None:
+    def _write(self, number: int, record: U8, count: int, n_rows: int | None = None) -> None:
+        """n_rows: of the chunk, that are to stay if it has to be copied; None: those before this one."""
         chunk, row = number >> self.chunk_shift, number & ((1 << self.chunk_shift) - 1)
         if not self._own[chunk]:
-            self.chunks[chunk] = self._copy(self.chunks[chunk], row)
+            self.chunks[chunk] = self._copy(self.chunks[chunk], row if n_rows is None else n_rows)
             self._own[chunk] = True
         self._kernels.mean_k(self._source, record, count, self.chunks[chunk], self.chunk_shift, row)
 
@@ -176,6 +194,20 @@ class MeanKIndex:
             shape = (layer.n_head_kv, size, layer.d)
             out[span].reshape(shape)[:, :n_rows] = chunk[span].reshape(shape)[:, :n_rows]
         return out
+
+
+def mean_of(layers: Sequence[LayerInfo], layout: RecordLayout) -> Callable[[U8, int], F16]:
+    """A function (record, count) -> Mean-K of the record's first `count` rows in all full-attention layers,
+    [elements] float16: what is stored of a block, whichever layers are scored."""
+    index = MeanKIndex(layers, layout, chunk_blocks=1)
+
+    def mean(record: U8, count: int) -> F16:
+        index.append(record, count)
+        row = index.chunks[0].copy()
+        index.truncate(0)
+        return row
+
+    return mean
 
 
 def _chosen(layers: Sequence[LayerInfo], scored: Iterable[int] | None) -> list[int]:

@@ -28,6 +28,7 @@ class StepRequest:
     sampling: SamplingParams
     max_tokens: int = -1  # of the answer; -1: no limit
     stop: Sequence[str] = ()
+    kind: str = "step"  # what a durable workspace remembers it as; 'ask': a turn of its conversation
 
     def __post_init__(self) -> None:
         n = len(self.tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 
+from .recompute import reach
 from .session import Session
 
 
@@ -18,7 +19,7 @@ def read_history(session: Session, start: int, end: int) -> TaskGenerator[None]:
     progress = session.link.progress(Phase.READ, start, end)
 
     def done(reached: int) -> None:
-        session.history.complete(reached)
+        session.history.read(reached)
         progress(reached)
 
     at = start
@@ -27,7 +28,9 @@ def read_history(session: Session, start: int, end: int) -> TaskGenerator[None]:
         if session.settings.first_pass == "current" and view.end == at and room > 0:
             stop = min(end, at + room)
         else:
-            session.go_to(session.target(canonical.view(at), canonical.epoch_end(at)), rebuild=True)
+            yield from reach(
+                session, session.target(canonical.view(at), canonical.epoch_end(at)), rebuild=True
+            )
             stop = min(end, canonical.next_room(at))
         yield from session.feed(at, stop, Phase.READ, done=done)
         at = stop

@@ -12,6 +12,7 @@ from kvmem_llama.native.layout import F32
 
 from .frame import Frame
 from .query_rows import QueryBuffer
+from .recompute import reach
 from .report import Recalled, RecalledBlock, RecallReport, RecallTimings
 from .scoring import QueryRows
 from .selector import ranks, select
@@ -44,18 +45,24 @@ def recall(
         scores = session.core.scorer.score(query, history.index, candidates)
     score_s = watch.lap("recall_s")
     selected = select(scores, candidates, frame.n_select) if len(scores) else candidates[:0]
+    history.recalled(int(number) for number in selected)
     select_s = watch.lap("recall_s")
 
     target = session.target(frame.parts(selected), end)
     stayed = {placed.part.start for placed in target.placed}
     here = [(r.part.start, r.position) for r in view if r.part.start < frame.replay_start]
     noop = here == [(placed.part.start, placed.position) for placed in target.placed]
+    recomputed: frozenset[int] = frozenset()
     skip_replay = noop and session.settings.replay_shortcut
     if not skip_replay:
         view.drop_from(frame.replay_start)
         todo = view.plan(target, rebuild=False)
         stayed -= {placed.part.start for placed in todo.write}
-        view.apply(target, todo)
+        if logits is not None:
+            logits = logits.copy()  # what is computed again overwrites them
+        recomputed = yield from reach(session, target, rebuild=False)
+        if recomputed:
+            stayed.clear()
     apply_s = watch.lap("recall_s")
 
     n_replay = history.n_tokens - frame.replay_start
@@ -75,7 +82,7 @@ def recall(
     replay_s = watch.lap("replay_s")
 
     report = RecallReport(
-        blocks=_blocks(session, frame, stayed, candidates, scores),
+        blocks=_blocks(session, frame, stayed, recomputed, candidates, scores),
         n_view=view.n_tokens,
         n_candidates=len(candidates),
         n_selected=len(selected),
@@ -91,6 +98,7 @@ def _blocks(
     session: Session,
     frame: Frame,
     stayed: Set[int],
+    recomputed: Set[int],
     candidates: NDArray[np.int64],
     scores: NDArray[np.float64],
 ) -> tuple[RecalledBlock, ...]:
@@ -116,6 +124,7 @@ def _blocks(
                 position=resident.position,
                 resident=part.start in stayed,
                 text=vocab.detokenize(tokens).decode("utf-8", "replace"),
+                recomputed=part.start in recomputed,
             )
         )
     return tuple(blocks)

@@ -24,6 +24,7 @@ class RecalledBlock:
     position: ViewPos  # of the first token
     resident: bool  # its rows were in cells already
     text: str  # characters cut at its edges are replaced
+    recomputed: bool = False  # its rows were lost, and computed again for this recall
 
 
 @dataclass(frozen=True, slots=True)

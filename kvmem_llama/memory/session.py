@@ -14,11 +14,13 @@ from kvmem_llama.engine.requests import Decode, Phase, TaskGenerator
 from kvmem_llama.errors import Cancelled, InvalidOption, ModelUnsupported
 from kvmem_llama.native.layout import F32
 from kvmem_llama.store.host import HostStore
+from kvmem_llama.store.records import BlockStore
 
 from .budget import Budget
 from .canonical import Canonical, Part
 from .history import History
 from .index import MeanKIndex
+from .ledger import Ledger
 from .link import TaskLink
 from .planner import Target
 from .query_rows import QueryBuffer, ScoredLayers
@@ -33,7 +35,8 @@ class Session:
     """Called at the end of every step. Tests set it to invariants.check."""
 
     def __init__(self, core: EngineCore, history: History | None = None) -> None:
-        """history: that of a fork. Raises ModelUnsupported for a model without hooks, InvalidOption."""
+        """history: that of a fork, or one that was stored. Raises ModelUnsupported for a model without hooks,
+        InvalidOption."""
         if core.hooks is None:
             raise ModelUnsupported(
                 core.model.arch,
@@ -48,10 +51,18 @@ class Session:
         self.budget: Final = Budget.of(settings, core.n_view, core.model.n_ctx_train)
         self.layers: Final = ScoredLayers(self.hooks.layers, settings.scored_layers())
         if history is None:
-            index = MeanKIndex(self.hooks.layers, self.hooks.layout, settings.scored_layers())
-            history = History(HostStore(), index, self.budget.block, self.hooks.layout.nbytes)
+            history = self.new_history(core, HostStore())
         self.history: Final = history
+        self.n_recomputed = 0  # blocks whose rows were lost
         self.view: Final = View(core.pool, self.hooks, history, settings, self.budget.n_slack)
+
+    @staticmethod
+    def new_history(core: EngineCore, store: BlockStore, ledger: Ledger | None = None) -> History:
+        """An empty history. ledger: of a durable one. The engine must have hooks."""
+        assert core.hooks is not None
+        hooks, settings = core.hooks, core.settings
+        index = MeanKIndex(hooks.layers, hooks.layout, settings.scored_layers())
+        return History(store, index, settings.block_size, hooks.layout.nbytes, ledger)
 
     def fork(self) -> Self:
         """A session of its own over the committed history; it has no cells yet."""
@@ -125,7 +136,8 @@ class Session:
         return Target.of(parts, original=self.is_original(end))
 
     def go_to(self, target: Target, *, rebuild: bool) -> None:
-        """Makes the view `target`, by the cheapest plan."""
+        """Makes the view `target`, by the cheapest plan. Raises NotStored or RecordDamaged if rows of it are
+        lost; then the view must be cleared. See recompute.reach."""
         self.view.apply(target, self.view.plan(target, rebuild=rebuild))
 
     def shrunk_view(self, n_more: int) -> tuple[Part, ...]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import F32, I32
+from kvmem_llama.store.steps import StepFacts
 
 from .answering import Answering, n_penalized
 from .frame import frame_of_query
@@ -13,6 +17,7 @@ from .query import StepRequest, query_of
 from .query_rows import QueryBuffer
 from .reading import read_history
 from .recall import recall
+from .recompute import prepare, reach
 from .report import RecallReport, StepResult
 from .session import Session
 from .stopwatch import Stopwatch
@@ -44,6 +49,7 @@ class Step:
         session.check_positions(end + budget.n_reserve)
         session.begin()
         with provisional(session, keep_until=start):
+            yield from prepare(session)
             history.extend(self._request.tokens)
             n_reused = history.adopt(start)
             yield from read_history(session, self._first + n_reused, start)
@@ -54,7 +60,7 @@ class Step:
             seen = history.tokens(max(end - n_penalized(self._request), 0))
             finish_reason = yield from answer.run(seen, logits)
             self._watch.lap("decode_s")
-            history.commit()
+            history.commit(self._facts(answer))
             session.view.tidy()
         result = StepResult(
             text=answer.text,
@@ -70,19 +76,36 @@ class Step:
         session.finish(result)
         return result
 
+    def _facts(self, answer: Answering) -> StepFacts:
+        sampling = self._request.sampling
+        options = {
+            "answer_start": self._query[1],
+            "n_generated": len(answer.tokens),
+            "max_tokens": self._request.max_tokens,
+            "stop": list(self._request.stop),
+            "sampling": dataclasses.asdict(sampling),
+        }
+        vocab, scorer = self._session.core.model.vocab, self._session.core.scorer
+        closed = bool(answer.tokens) and vocab.is_eog(answer.tokens[-1])
+        return StepFacts(
+            self._request.kind, self._query[0], answer.text, closed, scorer.name, json.dumps(options)
+        )
+
     def _ask(self) -> TaskGenerator[tuple[F32 | None, list[RecallReport]]]:
         """The first pass of the query, then recall and replay if the history does not fit the view."""
         session, budget, canonical = self._session, self._session.budget, self._session.canonical
         start, end = self._query
-        reach = max(canonical.epoch_end(start), end + budget.n_reserve)  # decides on the kind of positions
+        end_of_view = max(
+            canonical.epoch_end(start), end + budget.n_reserve
+        )  # decides on the kind of positions
         everything_fits = canonical.keeps_all(start) and end + budget.n_reserve <= budget.n_view
         if session.settings.first_pass == "canonical" or everything_fits or session.view.end != start:
             tail_start = None if everything_fits else canonical.first_pass_start(start, end - start)
             parts = canonical.view(start, tail_start)
-            session.go_to(session.target(parts, reach), rebuild=True)
+            yield from reach(session, session.target(parts, end_of_view), rebuild=True)
         else:
             parts = session.shrunk_view(end - start)
-            session.go_to(session.target(parts, reach), rebuild=False)
+            yield from reach(session, session.target(parts, end_of_view), rebuild=False)
         logits = yield from session.feed(
             start,
             end,
@@ -97,7 +120,7 @@ class Step:
             return logits, []
         frame = frame_of_query(budget, canonical, start, end - start)
         rows = self._query_rows.rows()
-        report, logits = yield from recall(session, frame, rows, reach, logits, self._watch)
+        report, logits = yield from recall(session, frame, rows, end_of_view, logits, self._watch)
         return logits, [report]
 
 
@@ -109,10 +132,11 @@ def read(session: Session, tokens: I32) -> TaskGenerator[StepResult]:
     session.check_positions(end)
     session.begin()
     with provisional(session, keep_until=end):
+        yield from prepare(session)
         history.extend(tokens)
         n_reused = history.adopt(end)
         yield from read_history(session, first + n_reused, end)
-        history.commit()
+        history.commit(StepFacts("read", end, closed=True))
         session.view.tidy()
     watch.lap("read_s")
     result = StepResult(

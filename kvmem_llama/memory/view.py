@@ -8,11 +8,12 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvmem_llama.engine.cells import Cell, CellPool, Cells, PoolExhausted
+from kvmem_llama.errors import StoreError
 from kvmem_llama.native.layout import I32, BlockWrite
 from kvmem_llama.settings import Settings
-from kvmem_llama.store.records import Record, RecordRef
+from kvmem_llama.store.records import NotStored, Record, RecordRef
 
-from .canonical import Part, parts_of
+from .canonical import Part, floor_to, parts_of
 from .planner import Hidden, Placed, Plan, Resident, Rules, Target, plan
 from .ports import CellHooks
 from .positions import TokenPos, ViewPos
@@ -25,7 +26,7 @@ class BlockSource(Protocol):
     @property
     def block(self) -> int: ...
 
-    def rows(self, start: int) -> Record: ...
+    def fetch(self, starts: Sequence[int]) -> Iterator[list[tuple[int, Record]]]: ...
 
     def ref(self, start: int) -> RecordRef | None: ...
 
@@ -136,7 +137,8 @@ class View:
         return plan(list(self), self.slack.get, target, self._source.ref, self.rules, rebuild=rebuild)
 
     def apply(self, target: Target, todo: Plan) -> None:
-        """Carries out a plan made for `target`; afterwards the view is `target`."""
+        """Carries out a plan made for `target`; afterwards the view is `target`. If it raises, for a record
+        that cannot be had, the view must be cleared."""
         self.original = target.original
         if todo.is_noop:
             return
@@ -150,12 +152,16 @@ class View:
 
     def tidy(self) -> None:
         """Compacts the cells if the highest one exceeds `compact_ratio` x the number of used ones: the
-        price of a decode follows the highest used cell, whoever it belongs to."""
+        price of a decode follows the highest used cell, whoever it belongs to. If a record that this takes
+        cannot be had, the view is cleared, and rebuilt by the next step."""
         if self.highest_cell + 1 <= self._compact_ratio * self._pool.n_used:
             return
         self.slack.forget()
         beyond = [r for r in self if int(r.cells.max()) >= self._pool.n_used]
-        self._relocate(list(self) if beyond and self.rules.exact else beyond)
+        try:
+            self._relocate(list(self) if beyond and self.rules.exact else beyond)
+        except (NotStored, StoreError):
+            self.clear()
 
     def clear(self) -> None:
         """Gives up every cell. What llama.cpp still shows of the sequence is emptied first: after a failed
@@ -234,18 +240,23 @@ class View:
         self._write_into(cells, [Placed(r.part, r.position) for r in residents])
 
     def _write_into(self, cells: Cells, written: Sequence[Placed]) -> None:
-        writes, first = [], 0
+        first = 0
+        own: list[Cells] = []
         for placed in written:
             part = placed.part
-            own = cells[first : first + part.count]
+            own.append(cells[first : first + part.count])
             first += part.count
-            slot0 = part.start % self._source.block
-            record = self._source.rows(part.start - slot0)
-            tokens = self._source.tokens(part.start, part.end)
-            writes.append(BlockWrite(record, slot0, own, placed.position, tokens))
-            self._residents[part.start] = Resident(part, placed.position, own)
-        for call in [writes] if self._packing else [[write] for write in writes]:
-            self._hooks.write_blocks(self.seq, call)
+            # Before its rows are there: so its cells are given back if they cannot be had.
+            self._residents[part.start] = Resident(part, placed.position, own[-1])
+        block = self._source.block
+        for batch in self._source.fetch([floor_to(block, placed.part.start) for placed in written]):
+            writes = []
+            for i, record in sorted(batch, key=lambda item: item[0]):
+                part = written[i].part
+                tokens = self._source.tokens(part.start, part.end)
+                writes.append(BlockWrite(record, part.start % block, own[i], written[i].position, tokens))
+            for call in [writes] if self._packing else [[write] for write in writes]:
+                self._hooks.write_blocks(self.seq, call)
 
     def _free(self, cells: Sequence[Cells]) -> None:
         if cells:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Self
 
+from kvmem_llama.durable import Opened
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.errors import InvalidOption, MandatoryTooLarge
+from kvmem_llama.memory.history import History
+from kvmem_llama.memory.index import mean_of
+from kvmem_llama.memory.ledger import Ledger
 from kvmem_llama.memory.query import StepRequest
 from kvmem_llama.memory.report import StepResult
 from kvmem_llama.memory.session import Session
@@ -21,8 +25,10 @@ class KVMem:
 
     name = "kvmem"
 
-    def __init__(self, core: EngineCore) -> None:
-        self._session = Session(core)
+    def __init__(self, core: EngineCore, opened: Opened | None = None) -> None:
+        """opened: the durable workspace that this is the memory of; closed with it."""
+        self._opened = opened
+        self._session = Session(core, None if opened is None else _stored_history(core, opened))
 
     @property
     def n_view(self) -> int:
@@ -49,6 +55,7 @@ class KVMem:
 
     def fork(self) -> Self:
         other = object.__new__(type(self))
+        other._opened = None
         other._session = self._session.fork()
         return other
 
@@ -60,7 +67,7 @@ class KVMem:
             raise MandatoryTooLarge(
                 needed, budget.n_view, hint="Pin fewer tokens, or use a larger view (-c)."
             )
-        history.pins = pins
+        history.pin(pins)
 
     def unpin(self, start: int, end: int) -> None:
         history = self._session.history
@@ -68,7 +75,9 @@ class KVMem:
             raise InvalidOption(
                 "unpin", f"{start}..{end}", "no such pin", hint=f"Pins are {history.pins or 'none'}."
             )
-        history.pins.remove((start, end))
+        pins = list(history.pins)
+        pins.remove((start, end))
+        history.pin(pins)
 
     def stats(self) -> MemoryStats:
         history, view = self._session.history, self._session.view
@@ -86,10 +95,35 @@ class KVMem:
             store_bytes=store.n_bytes,
             index_bytes=history.index.nbytes,
             pins=tuple(history.pins),
+            n_recomputed=self._session.n_recomputed,
+            tiers=None if self._opened is None else self._opened.store.tiers(),
         )
 
     def evict(self) -> None:
         self._session.evict()
 
     def close(self) -> None:
-        self._session.history.close()
+        if self._opened is None:
+            self._session.history.close()
+        else:
+            self._opened.close()
+
+
+def _stored_history(core: EngineCore, opened: Opened) -> History:
+    """The history of a durable workspace; nothing of it is in cells, nor are its records in memory."""
+    assert core.hooks is not None
+    vocab = core.model.vocab
+
+    def text_of(tokens: I32) -> str:
+        return vocab.detokenize(tokens).decode("utf-8", "replace")
+
+    ledger = Ledger(
+        opened.journal,
+        mean_of(core.hooks.layers, core.hooks.layout),
+        text_of,
+        block=core.settings.block_size,
+        read_blocks=core.settings.commit_blocks,
+    )
+    history = Session.new_history(core, opened.store, ledger)
+    history.restore(opened.restored)
+    return history

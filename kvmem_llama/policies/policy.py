@@ -9,6 +9,7 @@ from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.memory.query import StepRequest
 from kvmem_llama.memory.report import StepResult
 from kvmem_llama.native.layout import I32
+from kvmem_llama.store.tiered import TierStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class MemoryStats:
     store_bytes: int = 0  # of these records
     index_bytes: int = 0
     pins: tuple[tuple[int, int], ...] = ()
+    n_recomputed: int = 0  # blocks whose rows were lost, since the workspace was opened
+    tiers: TierStats | None = None  # of a durable workspace
 
 
 class Policy(Protocol):

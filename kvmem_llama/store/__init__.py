@@ -1,6 +1,23 @@
 """Where the records of blocks live when they are not in cells: one protocol, one module per tier."""
 
+from .disk import DiskStore
 from .host import HostStore
-from .records import BlockStore, RecordRef, StaleRecord, StoreStats
+from .pool import HostPool
+from .readers import Readers
+from .records import BlockStore, NotStored, RecordRef, StaleRecord, StoreStats, Where
+from .tiered import TieredStore, TierStats
 
-__all__ = ["BlockStore", "HostStore", "RecordRef", "StaleRecord", "StoreStats"]
+__all__ = [
+    "BlockStore",
+    "DiskStore",
+    "HostPool",
+    "HostStore",
+    "NotStored",
+    "Readers",
+    "RecordRef",
+    "StaleRecord",
+    "StoreStats",
+    "TierStats",
+    "TieredStore",
+    "Where",
+]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .records import Record, RecordRef, StaleRecord, StoreStats
+from .records import Record, RecordRef, StaleRecord, StoreStats, Where
 
 
 @dataclass(slots=True)
@@ -46,6 +47,35 @@ class HostStore:
             record = self._live(ref).record
         assert record is not None
         return record
+
+    def get_many(self, refs: Sequence[RecordRef]) -> list[Record]:
+        return [self.get(ref) for ref in refs]
+
+    def fetch(self, refs: Sequence[RecordRef]) -> Iterator[list[tuple[int, Record]]]:
+        if refs:
+            yield list(enumerate(self.get_many(refs)))
+
+    def prefetch(self, refs: Sequence[RecordRef]) -> int:
+        return 0
+
+    def retrieved(self, refs: Sequence[RecordRef]) -> None:
+        pass  # nothing is ever evicted
+
+    def where(self, ref: RecordRef) -> Where:
+        self.get(ref)
+        return "host"
+
+    def pin(self, refs: Sequence[RecordRef], pinned: bool = True) -> None:
+        for ref in refs:
+            self.get(ref)
+
+    def restore(self, ref: RecordRef, record: Record) -> None:
+        record.flags.writeable = False
+        with self._lock:
+            slot = self._live(ref)
+            assert slot.record is not None
+            self._n_bytes += record.nbytes - slot.record.nbytes
+            slot.record = record
 
     def share(self, ref: RecordRef) -> None:
         with self._lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,10 +50,6 @@ class Difference:
     mean: float
     cases: tuple[float, float]
     histories: tuple[float, float]
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return {"mean": self.mean, "bound_cases": self.cases, "bound_histories": self.histories}
 
 
 def paired(a: Sequence[float], b: Sequence[float], groups: Sequence[str], seed: int = 0) -> Difference:

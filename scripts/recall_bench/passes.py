@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.errors import InvalidOption
 from kvmem_llama.memory.frame import frame_of_query
 from kvmem_llama.memory.query import StepRequest, query_of
 from kvmem_llama.memory.query_rows import QueryBuffer
@@ -113,9 +114,9 @@ def _recalls(session: Session, prompt: Prompt, choose: Choose) -> TaskGenerator[
         scores = session.core.scorer.score(buffer.rows(), session.history.index, candidates)
         selected, answers = choose(candidates, scores), {}
         largest = max(map(len, selected.values()))
-        assert largest <= frame.n_select, (
-            f"{largest} blocks, the view has room for {frame.n_select}; use a larger one"
-        )
+        if largest > frame.n_select:
+            room = f"it has room for {frame.n_select} selected blocks, {largest} were asked for"
+            raise InvalidOption("--view", session.budget.n_view, room)
         for name, blocks in selected.items():
             session.view.drop_from(start)
             session.go_to(session.target(frame.parts(blocks), end), rebuild=False)

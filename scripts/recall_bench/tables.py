@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from .measures import Difference, paired
+from .measures import paired
 from .run import METHODS, Found, Options, Row
 
 FIGURES = {
@@ -50,10 +51,9 @@ def summary(options: Options, found: Found, rows: Sequence[Row]) -> dict[str, An
             if group
         },
         "differences": {
-            f"{b:g}": {
-                f"{f}: kvmem - {other}": _difference(rows, b, f, other).row for f, other in DIFFERENCES
-            }
-            for b in options.budgets
+            kind: {f"{b:g}": _differences(group, b) for b in options.budgets}
+            for kind, group in groups.items()
+            if group
         },
         "cases": list(rows),
     }
@@ -79,13 +79,15 @@ def page(result: dict[str, Any]) -> str:
                     start += f"   (full context {result['nll_full'][kind]:.3f})"
                 lines.append(f"{start:62}" + "".join(f"{value:9.3f}" for value in values))
     lines += ["", "paired differences, mean and 95% bound over cases; over texts with all their cases"]
-    for budget, pairs in result["differences"].items():
-        for name, difference in pairs.items():
-            bounds = (
-                f"[{a:+.3f}, {b:+.3f}]" for a, b in (difference["bound_cases"], difference["bound_histories"])
-            )
-            start = f"  budget {100 * float(budget):4g}%  {name:32}"
-            lines.append(f"{start}{difference['mean']:+8.3f}   {'   '.join(bounds)}")
+    for kind, budgets in result["differences"].items():
+        for budget, pairs in budgets.items():
+            for name, found in pairs.items():
+                if kind == "all" or name == "coverage: kvmem - random":
+                    bounds = "   ".join(
+                        f"[{a:+.3f}, {b:+.3f}]" for a, b in (found["cases"], found["histories"])
+                    )
+                    start = f"  {kind:10} budget {100 * float(budget):g}%"
+                    lines.append(f"{start:25}{name:26}{found['mean']:+8.3f}   {bounds}")
     return "\n".join(lines)
 
 
@@ -94,11 +96,15 @@ def _figures(rows: Sequence[Row], budget: float, method: str) -> dict[str, float
     return {figure: float(np.mean([f[figure] for f in found])) for figure in found[0]}
 
 
-def _difference(rows: Sequence[Row], budget: float, figure: str, other: str) -> Difference:
-    ours, theirs = (
-        [row["budgets"][f"{budget:g}"][method][figure] for row in rows] for method in ("kvmem", other)
-    )
-    return paired(ours, theirs, [row["history"] for row in rows])
+def _differences(rows: Sequence[Row], budget: float) -> dict[str, dict[str, Any]]:
+    """Of every figure in DIFFERENCES: mean and bounds."""
+    found = [row["budgets"][f"{budget:g}"] for row in rows]
+    groups = [row["history"] for row in rows]
+    out = {}
+    for figure, other in DIFFERENCES:
+        ours, theirs = ([f[method][figure] for f in found] for method in ("kvmem", other))
+        out[f"{figure}: kvmem - {other}"] = asdict(paired(ours, theirs, groups))
+    return out
 
 
 def _mean(rows: Sequence[Row], key: str) -> float:

@@ -202,9 +202,14 @@ def subcommands() -> dict[str, set[str]]:
     group: Any = typer.main.get_command(app)
     table = {flag for option in OPTIONS for flag in option.flags}
     return {
-        name: table.union(*((*p.opts, *p.secondary_opts) for p in command.params))
+        name: table.union(*((*p.opts, *p.secondary_opts) for c in leaves(command) for p in c.params))
         for name, command in group.commands.items()
     }
+
+
+def leaves(command: Any) -> list[Any]:
+    """The command, or those of a group."""
+    return list(command.commands.values()) if hasattr(command, "commands") else [command]
 
 
 def test_command_lines_of_the_readme_can_be_run() -> None:

@@ -33,6 +33,9 @@ class Source:
         assert end is not None
         return (np.arange(start, end, dtype=np.int32) * 7) % 90
 
+    def fetch(self, starts: Any) -> Any:
+        yield [(i, self.rows(start)) for i, start in enumerate(starts)]
+
     def rows(self, start: int) -> Any:
         record = np.zeros(self.model.layout.nbytes, np.uint8)
         for i in range(len(fake_model.LAYERS)):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import fake_model
 import numpy as np
 import pytest
 from fake_model import END, fake_resources, make_model
-from fake_run import checked_sessions, text
+from fake_run import FakeTemplate, checked_sessions, text
 
 from kvmem_llama import workspace as module
 from kvmem_llama.conversation import Conversation
-from kvmem_llama.engine.chat_template import Message, Turn
+from kvmem_llama.engine.chat_template import Message
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import (
     Cancelled,
@@ -32,23 +32,6 @@ from kvmem_llama.workspace import Workspace, WorkspaceEngine
 pytestmark = pytest.mark.usefixtures("checked", "template")
 checked = checked_sessions
 GREEDY = SamplingParams(temp=0)
-
-
-class FakeTemplate:
-    """`(system)[question]:answer|[question]:`; the bar ends an answer that did not end by itself."""
-
-    stop_strings = ("STOP",)
-
-    def __init__(self, vocab: Any, template: Any) -> None:
-        self.seen: list[tuple[str, list[Message], bool | None]] = []
-
-    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
-        self.seen.append((history, list(messages), closed))
-        system = "".join(f"({m.content})" for m in messages if m.role == "system")
-        going_on = any(m.role == "assistant" for m in messages)
-        front = ("" if closed else "|") + "[" if going_on else system + "["
-        content = messages[-1].content.strip()
-        return Turn(f"{front}{content}]:", ((len(front), len(front) + len(content)),))
 
 
 @pytest.fixture

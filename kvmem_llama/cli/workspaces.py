@@ -1,0 +1,312 @@
+"""`kvmem workspace`: lists, shows and manages durable workspaces. No model is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from ..settings import Settings
+from .messages import note
+from .options import command
+
+if TYPE_CHECKING:
+    from ..store.disk_records import DiskRecords
+    from ..store.holding import Holding
+    from ..store.names import Place
+    from ..store.root import Root
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Manage durable workspaces."
+)
+
+_OPTIONS: Final = ("data_dir", "durability", "segment_records", "verbose")
+_DAMAGED: Final = 8  # exit code of a check that found something, as of StoreDamaged
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="of the workspace", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="print one line of JSON")]
+
+
+def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name)(command(function, _OPTIONS))
+        return function
+
+    return add
+
+
+@_command("ls")
+def list_them(settings: Settings, as_json: Json = False) -> None:
+    """List the workspaces."""
+    found: list[dict[str, Any]] = [
+        {
+            "name": item.row.name if item.row else None,
+            "id": item.place.workspace or item.place.family,
+            "tokens": item.row.n_tokens if item.row else None,
+            "model": item.binding.model_name if item.binding else None,
+            "used": item.row.used if item.row else None,
+            "error": str(item.error) if item.error else None,
+        }
+        for item in _root(settings).list()
+    ]
+    if as_json:
+        _emit(workspaces=found)
+        return
+    rows = [
+        (w["name"] or f"({w['id']})", _count(w["tokens"]), w["model"] or w["error"] or "", _when(w["used"]))
+        for w in found
+    ]
+    _table(("name", "tokens", "model", "used"), rows, right=(1,))
+
+
+@_command("show")
+def show(settings: Settings, name: Name, as_json: Json = False) -> None:
+    """Show what a workspace holds."""
+    from ..store.append import workspace_row
+    from ..store.content import iter_blocks, iter_steps
+    from ..store.location import Origin, Tier
+    from ..store.tables import PINS
+
+    root = _root(settings)
+    place = root.find(name)
+    with root.family(place.family, read_only=True) as family, family.catalog.snapshot() as db:
+        row = workspace_row(db, place.workspace)
+        blocks = list(iter_blocks(db, row.lineage))
+        steps = Counter(step.kind for step in iter_steps(db, row.lineage))
+        pins = [[pin.start, pin.end] for pin in PINS.rows(db, "workspace=?", (row.id,), "ORDER BY number")]
+        binding, relatives = family.binding, len(family.workspaces()) - 1
+    tiers = Counter(block.tier for block in blocks)
+    facts: dict[str, Any] = {
+        "name": row.name,
+        "id": row.id,
+        "tokens": row.n_tokens,
+        "blocks": len(blocks),
+        "blocks_on_disk": tiers[Tier.DISK],
+        "blocks_as_tokens": tiers[Tier.TOKENS],
+        "blocks_recomputed": sum(block.origin == Origin.RECOMPUTED for block in blocks),
+        "record_bytes": tiers[Tier.DISK] * binding.record_nbytes,
+        "steps": dict(steps),
+        "pins": pins,
+        "relatives": relatives,
+        "policy": row.policy,
+        "system_prompt": row.system,
+        "model": binding.model_name,
+        "fingerprint": binding.model,
+        "block_size": binding.block_size,
+        "cache_types": [binding.cache_type_k, binding.cache_type_v],
+        "raw_k_type": binding.raw_k_type,
+        "created": row.created,
+        "used": row.used,
+        "folder": str(root.folder / place.family),
+    }
+    if as_json:
+        _emit(**facts)
+        return
+    shown = facts | {
+        "created": _when(row.created),
+        "used": _when(row.used),
+        "steps": ", ".join(f"{n} {kind}" for kind, n in steps.items()),
+        "pins": ", ".join(f"{start}..{end}" for start, end in pins),
+        "cache_types": ", ".join(facts["cache_types"]),
+    }
+    _table(("", ""), [(key.replace("_", " "), "" if v is None else str(v)) for key, v in shown.items()])
+
+
+@_command("fork")
+def fork(
+    settings: Settings,
+    name: Name,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="name of the new one", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Make a workspace with the same history; what they have in common is stored once."""
+    from ..store.forking import fork_workspace
+
+    with _opened(settings, name) as (holding, records):
+        fork_workspace(holding, records, new).close()
+    _done(as_json, f"{new}: a fork of {name}", name=new, forked_from=name)
+
+
+@_command("rm")
+def remove(
+    settings: Settings,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="of workspaces", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Delete workspaces: their KV, index, tokens and text. Nobody is asked."""
+    from ..store.deleting import delete_workspace
+
+    root = _root(settings)
+    for name in names:
+        delete_workspace(root, root.find(name))
+    _done(as_json, "deleted: " + ", ".join(names), deleted=names)
+
+
+@_command("rename")
+def rename(
+    settings: Settings,
+    name: Name,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="its new name", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Give a workspace another name."""
+    root = _root(settings)
+    root.rename(root.find(name), new)
+    _done(as_json, f"{name} is {new} now", name=new, renamed_from=name)
+
+
+@_command("verify")
+def verify(
+    settings: Settings,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="of the workspace; none: all", show_default=False)
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="mend what can be mended")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check every byte of a workspace and of its forks. Exit code 8 if something was found."""
+    from ..store.repair import verify_family
+    from ..store.verify import Report
+
+    root = _root(settings)
+    families = root.family_ids() if name is None else [root.find(name).family]
+    total = Report()
+    for family in families:
+        report = verify_family(root, family, repair=repair)
+        for field in ("n_workspaces", "n_rows", "n_records", "n_index_rows", "n_segments", "n_repaired"):
+            setattr(total, field, getattr(total, field) + getattr(report, field))
+        total.findings += report.findings
+    findings = [{"kind": f.kind, "where": f.where, "what": f.what} for f in total.findings]
+    if as_json:
+        counts = {f.name: getattr(total, f.name) for f in dataclasses.fields(total) if f.name[:2] == "n_"}
+        _emit(sound=total.is_sound, findings=findings, **counts)
+    else:
+        if findings:
+            _table(("kind", "where", "what"), [tuple(finding.values()) for finding in findings])
+        note(
+            f"{total.n_workspaces} workspaces, {total.n_records} records, {total.n_index_rows} index rows, "
+            f"{total.n_rows} rows: "
+            + ("all as written" if total.is_sound else f"{len(findings)} findings, {total.n_repaired} mended")
+        )
+    if not total.is_sound:
+        raise typer.Exit(_DAMAGED)
+
+
+@_command("compact")
+def compact_it(settings: Settings, name: Name, as_json: Json = False) -> None:
+    """Give back the disk space that a workspace and its forks do not need."""
+    from ..store.compact import compact
+
+    with _opened(settings, name) as (holding, records):
+        done = compact(holding, records)
+    text = f"{name}: {done.bytes_before:,} bytes before, {done.bytes_after:,} after"
+    _done(as_json, text, name=name, **dataclasses.asdict(done))
+
+
+@_command("export")
+def export(
+    settings: Settings,
+    name: Name,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="that is written", show_default=False)],
+    replace: Annotated[bool, typer.Option("--replace", help="a file that is there gives way")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a workspace to one file."""
+    from ..store.export import export_workspace
+
+    with _opened(settings, name) as (holding, records):
+        done = export_workspace(holding, records, file.absolute(), replace=replace)
+    text = f"{file}: {done.n_tokens:,} tokens, {done.n_records:,} of {done.n_blocks:,} records"
+    _done(as_json, text, name=name, file=str(file), **dataclasses.asdict(done))
+
+
+@_command("import")
+def import_it(
+    settings: Settings,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="made by export", show_default=False)],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="of the workspace; none: as it was", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a workspace of an exported file."""
+    from ..store.importing import import_workspace
+
+    root = _root(settings)
+    place = import_workspace(root, file.absolute(), name, segment_records=settings.segment_records)
+    found = _name_of(root, place)
+    _done(as_json, f"{found}: imported from {file}", name=found, file=str(file))
+
+
+# -- private
+
+
+def _root(settings: Settings) -> Root:
+    from ..store.root import Root
+
+    return Root(settings.data_path, durability=settings.durability)
+
+
+@contextlib.contextmanager
+def _opened(settings: Settings, name: str) -> Iterator[tuple[Holding, DiskRecords]]:
+    """A workspace that is open for writing, without an engine."""
+    from ..store.disk_records import DiskRecords
+    from ..store.holding import Holding
+
+    root = _root(settings)
+    with Holding.open(root, root.find(name)) as holding:
+        disk = holding.open_disk(segment_records=settings.segment_records)
+        records = DiskRecords(disk, durable=settings.durability == "full")
+        try:
+            yield holding, records
+        finally:
+            records.close()
+
+
+def _name_of(root: Root, place: Place) -> str:
+    with root.family(place.family, read_only=True) as family:
+        return next(row.name for row in family.workspaces() if row.id == place.workspace)
+
+
+def _emit(**fields: Any) -> None:
+    import json
+
+    from .json_lines import plain
+
+    sys.stdout.write(json.dumps(plain(fields), allow_nan=False) + "\n")
+
+
+def _done(as_json: bool, text: str, **fields: Any) -> None:
+    if as_json:
+        _emit(**fields)
+    else:
+        note(text)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=any(head), pad_edge=False)
+    for i, title in enumerate(head):
+        table.add_column(title, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("".join(c if c.isprintable() else " " for c in cell)) for cell in row))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _count(n: int | None) -> str:
+    return "" if n is None else f"{n:,}"
+
+
+def _when(seconds: float | None) -> str:
+    return "" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -1,0 +1,175 @@
+"""The durable workspaces that an engine has open: where they lie, and what their stores share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from .engine.machine import total_memory
+from .errors import InvalidOption, WorkspaceExists, WorkspaceNotFound
+from .memory.index import CHUNK_BLOCKS
+from .settings import Settings
+from .store.binding import Binding
+from .store.durable import Durable
+from .store.holding import Holding
+from .store.loading import restore
+from .store.location import Location
+from .store.names import Place
+from .store.pool import HostPool
+from .store.readers import Readers
+from .store.root import Root
+from .store.steps import MeanOf, Restored
+from .store.tiered import TieredStore
+
+_SHARE_OF_RAM: Final = 4
+
+
+class Opened:
+    """A durable workspace that is open for writing. Close it: until then nobody else can write to it."""
+
+    def __init__(self, holding: Holding, store: TieredStore, journal: Durable, restored: Restored) -> None:
+        self.holding: Final = holding
+        self.store: Final = store
+        self.journal: Final = journal
+        self.restored = restored  # its history, as it was when it was opened
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self.holding.name
+
+    def taken_over(self) -> None:
+        """The history is in use: what was read of it is not kept twice."""
+        no_tokens = np.zeros(0, np.int32)
+        self.restored = replace(self.restored, tokens=no_tokens, blocks=(), chunks=(), ahead=(), steps=())
+
+    def close(self) -> None:
+        """Everything acknowledged is durable already; the rest is dropped. Idempotent, any thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self.store.close()
+            finally:
+                self.journal.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    pool: HostPool
+    readers: Readers
+
+
+class Shelf:
+    """Opens durable workspaces that fit one engine. Any thread."""
+
+    def __init__(self, settings: Settings, binding: Binding, mean_of: MeanOf) -> None:
+        """binding, mean_of: of the engine's model and layout (store.binding, memory.index)."""
+        self.root: Final = Root(settings.data_path, durability=settings.durability)
+        self._settings: Final = settings
+        self._binding: Final = binding
+        self._mean_of: Final = mean_of
+        self._lock: Final = threading.Lock()
+        self._shared: _Shared | None = None
+        self._open: list[Opened] = []
+
+    def open(self, name: str, *, create: bool, policy: str, system: str | None) -> Opened:
+        """The workspace `name`, made if there is none and `create` is set.
+
+        Raises InvalidName, WorkspaceNotFound, StoreLocked, WorkspaceMismatch, FormatTooNew, StoreFull,
+        StoreFailed, StoreDamaged; InvalidOption if it was made with another policy or system prompt.
+        """
+        place = self._place(name, create=create, policy=policy, system=system)
+        opened = self._load(Holding.open(self.root, place, self._binding))
+        restored = opened.restored
+        try:
+            if restored.policy != policy:
+                raise InvalidOption("--policy", policy, f"the workspace {name!r} has {restored.policy}")
+            if system and system != (restored.system or ""):
+                raise InvalidOption(
+                    "--system-prompt", f"{system:.60}", f"the workspace {name!r} has another one",
+                    hint="Leave it out: the one it was made with stays.",
+                )  # fmt: skip
+        except BaseException:
+            self.close_one(opened)
+            raise
+        return opened
+
+    def fork(self, opened: Opened, name: str) -> Opened:
+        """A new workspace with the same committed history. On the owner thread of the old one's engine."""
+        return self._load(opened.journal.fork(name))
+
+    def close_one(self, opened: Opened) -> None:
+        with self._lock:
+            if opened in self._open:
+                self._open.remove(opened)
+        opened.close()
+
+    def close(self) -> None:
+        """Closes all of them, and what they share."""
+        with self._lock:
+            opened, self._open = self._open, []
+            shared, self._shared = self._shared, None
+        try:
+            for one in opened:
+                one.close()
+        finally:
+            if shared is not None:
+                shared.readers.close()
+
+    # -- private
+
+    def _place(self, name: str, *, create: bool, policy: str, system: str | None) -> Place:
+        try:
+            return self.root.find(name)
+        except WorkspaceNotFound:
+            if not create:
+                raise
+        try:
+            return self.root.create(name, self._binding, policy=policy, system=system)
+        except WorkspaceExists:  # somebody was faster
+            return self.root.find(name)
+
+    def _load(self, holding: Holding) -> Opened:
+        shared, settings = self._sharing(), self._settings
+        journals: list[Durable] = []
+
+        def fall(locations: Sequence[Location]) -> None:
+            journals[0].fall(locations)
+
+        store: TieredStore | None = None
+        try:
+            disk = holding.open_disk(
+                segment_records=settings.segment_records, budget=settings.disk_budget, readers=shared.readers
+            )
+            try:
+                store = TieredStore(shared.pool, disk, fall=fall, durable=settings.durability == "full")
+            except BaseException:
+                disk.close()
+                raise
+            journals.append(Durable(holding, store))
+            restored = restore(
+                holding, store, self._mean_of, scored=settings.scored_layers(), chunk_blocks=CHUNK_BLOCKS
+            )
+        except BaseException:
+            if store is not None:
+                store.close()
+            holding.close()
+            raise
+        opened = Opened(holding, store, journals[0], restored)
+        with self._lock:
+            self._open.append(opened)
+        return opened
+
+    def _sharing(self) -> _Shared:
+        with self._lock:
+            if self._shared is None:
+                budget = self._settings.host_budget or total_memory() // _SHARE_OF_RAM
+                self._shared = _Shared(HostPool(budget), Readers())
+            return self._shared

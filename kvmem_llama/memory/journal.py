@@ -1,0 +1,88 @@
+"""Where a history writes down what it must not forget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvmem_llama.native.layout import I32
+from kvmem_llama.store.index_file import F16
+from kvmem_llama.store.records import RecordRef
+from kvmem_llama.store.steps import NewBlock, ReadBlock, StepFacts
+
+
+class Journal(Protocol):
+    """One history's. Owner thread only.
+
+    Every call returns when what it was told is durable, and raises StoreFull, StoreFailed or CatalogDamaged
+    if that cannot be; then the history on disk is as it was, and the caller must leave its own so, too.
+    References stay the caller's: it frees those of replaced and dropped blocks after the call.
+    """
+
+    def read_ahead(self, blocks: Sequence[ReadBlock]) -> None:
+        """A step that is not finished has read these complete blocks. They continue those told before, or
+        take their place."""
+        ...
+
+    def commit(
+        self,
+        ids: I32,
+        blocks: Sequence[NewBlock],
+        means: F16,
+        step: StepFacts | None,
+        recalled: Sequence[tuple[int, RecordRef]] = (),
+    ) -> None:
+        """A step is finished: the head moves by the token ids `ids`.
+
+        blocks: added since the last commit, in order; the first may take the place of a partial last block.
+        means: their rows of the index, [n_blocks, elements of all full-attention layers]. recalled: (number,
+        record) of the blocks that the step's recalls selected, each once. Blocks read ahead that are not
+        among `blocks` are forgotten.
+        """
+        ...
+
+    def truncate(self, n_tokens: int, tail: NewBlock | None = None, mean: F16 | None = None) -> None:
+        """Only the first `n_tokens` tokens stay. tail: the partial last block with a record of its own, if
+        there is one; mean: its row of the index. Blocks read ahead are forgotten."""
+        ...
+
+    def pin(self, pins: Sequence[tuple[int, int]]) -> None:
+        """The pins are these token ranges [start, end) from now on."""
+        ...
+
+    def recomputed(self, number: int, ref: RecordRef) -> None:
+        """The record of a block was lost, and has been computed again under the same reference."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class NoJournal:
+    """Of a history that ends with the process."""
+
+    def read_ahead(self, blocks: Sequence[ReadBlock]) -> None:
+        pass
+
+    def commit(
+        self,
+        ids: I32,
+        blocks: Sequence[NewBlock],
+        means: F16,
+        step: StepFacts | None,
+        recalled: Sequence[tuple[int, RecordRef]] = (),
+    ) -> None:
+        pass
+
+    def truncate(self, n_tokens: int, tail: NewBlock | None = None, mean: F16 | None = None) -> None:
+        pass
+
+    def pin(self, pins: Sequence[tuple[int, int]]) -> None:
+        pass
+
+    def recomputed(self, number: int, ref: RecordRef) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

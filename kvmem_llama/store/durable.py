@@ -1,0 +1,183 @@
+"""The journal of a durable workspace: what memory commits becomes rows, in the order that survives a crash.
+
+records written and synced -> index rows -> one transaction -> acknowledged -> the slots of what was replaced
+are free. Whatever fails before the end of the transaction leaves the workspace as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from kvmem_llama.errors import RecordDamaged, StoreError
+from kvmem_llama.native.layout import I32
+
+from . import lineage
+from .ahead import put_ahead
+from .append import (
+    AddedBlock,
+    Addition,
+    Heat,
+    append,
+    drop_records,
+    put_heat,
+    put_pins,
+    put_record,
+    workspace_row,
+)
+from .content import find_block, lineage_row, n_blocks_before
+from .forking import fork_workspace
+from .holding import Holding
+from .index_file import F16, mean_xxh
+from .lineage import Tail
+from .location import DurableRecords, Location
+from .records import RecordRef
+from .rows import AheadRow, StepRow, WorkspaceRow
+from .steps import NewBlock, ReadBlock, StepFacts
+from .tables import Db
+
+
+class Durable:
+    """See memory.journal.Journal. Owner thread only, but for `fall`."""
+
+    def __init__(self, holding: Holding, store: DurableRecords) -> None:
+        self.holding: Final = holding
+        self._store: Final = store
+        self._family: Final = holding.family
+        self._catalog: Final = holding.family.catalog
+        with self._catalog.snapshot() as db:
+            self._row = workspace_row(db, holding.place.workspace)
+            self._first_own = lineage_row(db, self._row.lineage).parent_blocks
+
+    @property
+    def n_tokens(self) -> int:
+        """The head, as it is on disk."""
+        return self._row.n_tokens
+
+    # -- the life of a step
+
+    def read_ahead(self, blocks: Sequence[ReadBlock]) -> None:
+        self._store.flush()
+        rows = []
+        for block in blocks:
+            at = self._store.locate(block.ref)
+            if at is None:  # the read is larger than the disk budget; what follows would leave a gap
+                break
+            rows.append(
+                AheadRow(
+                    self._row.id, block.number, block.start, len(block.ids),
+                    at.segment, at.slot, at.generation, at.checksum, block.ids.astype("<i4").tobytes(),
+                )
+            )  # fmt: skip
+        freed = self._catalog.write(lambda db: put_ahead(db, self._row.id, rows), "read_ahead")
+        self._settle([row.location for row in rows], freed)
+
+    def commit(
+        self,
+        ids: I32,
+        blocks: Sequence[NewBlock],
+        means: F16,
+        step: StepFacts | None,
+        recalled: Sequence[tuple[int, RecordRef]] = (),
+    ) -> None:
+        self._store.flush()
+        added = [
+            AddedBlock(
+                block.number, block.start, block.count, self._store.locate(block.ref), mean_xxh(mean),
+                int(block.origin), block.text,
+            )
+            for block, mean in zip(blocks, means, strict=True)
+        ]  # fmt: skip
+        addition = Addition(self.n_tokens, ids, added, self._fact(step, len(ids)), time.time())
+        heat = [Heat(number, *self._store.heat(ref), self._row.commits + 1) for number, ref in recalled]
+        if blocks:
+            self._family.index.put(self._row.lineage, self._first_own, blocks[0].number, means)
+
+        def run(db: Db) -> tuple[WorkspaceRow, list[Location]]:
+            result = append(db, self._row.id, addition)
+            put_heat(db, self._row.lineage, heat)
+            return result
+
+        self._row, freed = self._catalog.write(run, "row_commit")
+        self._settle([block.at for block in added], freed)
+
+    def truncate(self, n_tokens: int, tail: NewBlock | None = None, mean: F16 | None = None) -> None:
+        cut: Tail | None = None
+        if tail is not None and mean is not None:
+            self._store.flush()
+            cut = Tail(tail.start, tail.count, self._store.locate(tail.ref), mean_xxh(mean))
+
+        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int, int]:
+            before = workspace_row(db, self._row.id)
+            before = replace(before, commits=before.commits + 1, used=time.time())
+            row, freed = lineage.truncate(db, before, n_tokens, cut)
+            first = lineage_row(db, row.lineage).parent_blocks
+            return row, freed, first, n_blocks_before(db, row.lineage, n_tokens)
+
+        self._row, freed, self._first_own, n_blocks = self._catalog.write(run, "truncate")
+        self._settle([] if cut is None else [cut.at], freed)
+        with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
+            index = self._family.index
+            index.cut(self._row.lineage, self._first_own, n_blocks)
+            if tail is not None and mean is not None:
+                index.put(self._row.lineage, self._first_own, tail.number, mean[np.newaxis])
+
+    def fork(self, name: str) -> Holding:
+        self._store.flush()
+        return fork_workspace(self.holding, self._store, name)
+
+    # -- single facts
+
+    def pin(self, pins: Sequence[tuple[int, int]]) -> None:
+        self._catalog.write(lambda db: put_pins(db, self._row.id, pins), "pin")
+
+    def recomputed(self, number: int, ref: RecordRef) -> None:
+        """The record of a block was lost, and has been computed again under the same reference."""
+        with self._catalog.snapshot() as db:
+            row = find_block(db, self._row.lineage, number)
+        self._store.flush()
+        new = self._store.locate(ref)
+        if row is None or new is None or new == row.location:
+            return
+        old = row.location
+        kept, freed = self._catalog.write(
+            lambda db: put_record(db, self._row.lineage, number, old=old, new=new), "recomputed"
+        )
+        self._settle([kept], freed)
+
+    def whereabouts(self, number: int, damaged: Location) -> Location:
+        """Where the record of a block is now, after it could not be read at `damaged`: somebody else who
+        shares the block may have moved it. Raises RecordDamaged if it is lost."""
+        with self._catalog.snapshot() as db:
+            row = find_block(db, self._row.lineage, number)
+        if row is None or row.location is None or row.location == damaged:
+            raise RecordDamaged(f"block {number} ({damaged})", "it is not as it was written")
+        return row.location
+
+    def fall(self, locations: Sequence[Location]) -> None:
+        """The records at these places give way: only the tokens of their blocks are kept from now on. Any
+        thread; the caller frees the slots afterwards."""
+        self._catalog.write(lambda db: drop_records(db, locations), "fall")
+
+    def close(self) -> None:
+        self.holding.close()
+
+    # -- private
+
+    def _fact(self, step: StepFacts | None, n_tokens: int) -> StepRow | None:
+        if step is None or not n_tokens:
+            return None
+        return StepRow(
+            0, 0, step.kind, self.n_tokens, self.n_tokens + n_tokens, step.query_start, step.answer,
+            int(step.closed), step.scorer, step.options, time.time(),
+        )  # fmt: skip
+
+    def _settle(self, kept: Sequence[Location | None], freed: Sequence[Location]) -> None:
+        """A transaction is durable."""
+        self._store.settle([at for at in kept if at is not None], freed)
+        self.holding.acknowledge(self._row)

@@ -1,0 +1,282 @@
+"""Host over disk over tokens: the records of one durable workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvmem_llama.errors import InvalidOption, KvmemError, StoreError, StoreFull
+
+from .disk import DiskStore
+from .entries import PENDING, Entries, Entry, Stage
+from .fetch import Fetcher
+from .location import Location
+from .pool import HostFull, HostPool
+from .records import Record, RecordRef, StoreStats, Where
+from .writer import Fall, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What lies where, and what it cost. A record in the pool is counted on disk too, once it is there."""
+
+    n_host: int  # records in the pool
+    n_pending: int  # of these, not safe on disk yet
+    n_disk: int
+    n_tokens: int  # records whose rows are gone
+    disk_bytes: int  # of slots in use in own segments
+    n_hits: int  # records taken from the pool
+    n_reads: int  # records read from disk
+    n_damaged: int  # reads that found a record lost
+    n_evicted: int  # from the pool, by all its stores
+    n_fallen: int  # to the tokens tier
+    n_flush_waits: int  # flushes that found something unfinished
+    flush_wait_seconds: float
+    n_put_waits: int  # puts that waited for room in the pool, by all its stores
+
+
+class TieredStore:
+    """A BlockStore whose records outlive the process, and the RecordFiles of its catalog.
+
+    A record that is put goes to disk at once, on a thread of its own. `flush` waits for that; then `locate`
+    says what the catalog must remember. What the host budget has no room for is read from disk; what the disk
+    budget has no room for falls to the tokens tier: the coldest first, pinned ones never.
+    """
+
+    def __init__(
+        self,
+        pool: HostPool,
+        disk: DiskStore,
+        *,
+        fall: Fall | None = None,
+        stage_out: bool = True,
+        durable: bool = True,
+    ) -> None:
+        """fall: makes it durable that the records at these locations are in the tokens tier; must not call
+            `settle` for them. Called on the write worker without a lock.
+        stage_out: write at once; otherwise when flushed, or when the host pool is full.
+        durable: sync what is written; otherwise the operating system does in its own time.
+        """
+        nbytes = disk.format.record_nbytes
+        if pool.budget < 2 * nbytes:
+            raise InvalidOption(
+                "--host-budget", pool.budget, f"must hold at least 2 records of {nbytes} bytes"
+            )
+        self._pool: Final = pool
+        self._disk: Final = disk
+        self._durable: Final = durable
+        self._entries: Final = Entries()
+        self._writer: Final = Writer(self._entries, pool, disk, fall, stage_out=stage_out, durable=durable)
+        self._fetcher: Final = Fetcher(self._entries, pool, disk)
+        self._written: set[int] = set()  # segments that `write` wrote to since the last `sync`
+        self._is_closed = False
+
+    # -- what the memory uses: see BlockStore
+
+    def put(self, record: Record) -> RecordRef:
+        ref = self._pool.name()
+        try:
+            self._put(ref, record)
+            with self._entries.changed:
+                self._writer.check_open()
+                self._entries.add(ref, Entry(ref.generation, Stage.QUEUED))
+                self._writer.queue(ref)
+        except BaseException:
+            self._pool.retire(ref)
+            raise
+        return ref
+
+    def restore(self, ref: RecordRef, record: Record) -> None:
+        with self._entries.changed:
+            if self._entries.live(ref).stage in PENDING:
+                return  # it is not lost
+        self._put(ref, record)
+        with self._entries.changed:
+            entry = self._entries.live(ref)
+            if entry.stage in PENDING:
+                return  # another thread was faster
+            if entry.location is not None:
+                self._disk.give_back(entry.location)  # unless the catalog names it: then it frees it
+                entry.location = None
+            self._writer.queue(ref)
+
+    def get(self, ref: RecordRef) -> Record:
+        return self._fetcher.get_many([ref])[0]
+
+    def get_many(self, refs: Sequence[RecordRef]) -> list[Record]:
+        return self._fetcher.get_many(refs)
+
+    def fetch(self, refs: Sequence[RecordRef]) -> Iterator[list[tuple[int, Record]]]:
+        return self._fetcher.fetch(refs)
+
+    def prefetch(self, refs: Sequence[RecordRef]) -> int:
+        return self._fetcher.prefetch(refs)
+
+    def retrieved(self, refs: Sequence[RecordRef]) -> None:
+        with self._entries.changed:
+            slots = {ref.slot: None for ref in refs if self._entries.find(ref) is not None}
+            self._pool.retrieved(list(slots))
+
+    def where(self, ref: RecordRef) -> Where:
+        with self._entries.changed:
+            entry = self._entries.live(ref)
+            if ref.slot in self._pool:
+                return "host"
+            return "tokens" if entry.location is None else "disk"
+
+    def pin(self, refs: Sequence[RecordRef], pinned: bool = True) -> None:
+        with self._entries.changed:
+            for ref in refs:
+                self._entries.live(ref).is_pinned = pinned
+
+    def share(self, ref: RecordRef) -> None:
+        with self._entries.changed:
+            self._entries.live(ref).refs += 1
+
+    def free(self, ref: RecordRef) -> None:
+        with self._entries.changed:
+            entry = self._entries.live(ref)
+            entry.refs -= 1
+            if entry.refs == 0:
+                self._remove(ref, entry)
+
+    def refcount(self, ref: RecordRef) -> int:
+        with self._entries.changed:
+            entry = self._entries.find(ref)
+            return entry.refs if entry is not None else 0
+
+    def stats(self) -> StoreStats:
+        with self._entries.changed:
+            n_host = sum(ref.slot in self._pool for ref, _ in self._entries)
+            n_bytes = n_host * self._disk.format.record_nbytes
+            return StoreStats(len(self._entries), n_bytes, self._pool.peak_bytes)
+
+    def tiers(self) -> TierStats:
+        """What lies where."""
+        with self._entries.changed:
+            stages = [entry.stage for _, entry in self._entries]
+            n_host = sum(ref.slot in self._pool for ref, _ in self._entries)
+        n_pending = sum(stage in PENDING or stage is Stage.FAILED for stage in stages)
+        return TierStats(
+            n_host=n_host,
+            n_pending=n_pending,
+            n_disk=stages.count(Stage.DURABLE),
+            n_tokens=stages.count(Stage.TOKENS),
+            disk_bytes=self._disk.n_bytes,
+            n_hits=self._fetcher.n_hits,
+            n_reads=self._fetcher.n_reads,
+            n_damaged=self._fetcher.n_damaged,
+            n_evicted=self._pool.n_evicted,
+            n_fallen=self._writer.n_fallen,
+            n_flush_waits=self._writer.n_waits,
+            flush_wait_seconds=self._writer.wait_seconds,
+            n_put_waits=self._pool.n_waits,
+        )
+
+    # -- what the catalog uses: see RecordFiles
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def locate(self, ref: RecordRef) -> Location | None:
+        with self._entries.changed:
+            entry = self._entries.live(ref)
+            if entry.stage not in (Stage.DURABLE, Stage.TOKENS):
+                raise RuntimeError(f"record {ref.slot} was not flushed")
+            return entry.location
+
+    def attach(self, location: Location | None, recent: float = 0.0, total: int = 0) -> RecordRef:
+        """recent, total: the heat that was remembered; see `heat`."""
+        ref = self._pool.name(recent, total)
+        with self._entries.changed:
+            stage = Stage.TOKENS if location is None else Stage.DURABLE
+            self._entries.add(ref, Entry(ref.generation, stage, location))
+        return ref
+
+    def heat(self, ref: RecordRef) -> tuple[float, int]:
+        """Recent (decayed) and cumulative retrievals. Raises StaleRecord."""
+        with self._entries.changed:
+            self._entries.live(ref)
+            return self._pool.heat(ref.slot)
+
+    def settle(self, kept: Sequence[Location], freed: Sequence[Location]) -> None:
+        for location in kept:
+            self._disk.keep(location)
+        for location in freed:
+            self._disk.release(location)
+
+    def moved(self, places: Mapping[Location, Location]) -> None:
+        """The catalog names records at other locations now; to be called before the old ones are settled."""
+        with self._entries.changed:
+            for _, entry in self._entries:
+                if entry.location is not None:
+                    entry.location = places.get(entry.location, entry.location)
+
+    def read(self, location: Location) -> Record:
+        record = np.empty(self._disk.format.record_nbytes, np.uint8)
+        error = self._disk.read([location], [record])[0]
+        if error is not None:
+            raise error
+        return record
+
+    def write(self, record: Record, *, avoid: Iterable[int] = ()) -> Location:
+        written = self._disk.write([record], avoid)
+        if written.error is not None:
+            raise written.error
+        self._written.add(written.locations[0].segment)
+        return written.locations[0]
+
+    def sync(self) -> None:
+        written, self._written = self._written, set()
+        failures: Mapping[int, StoreError] = self._disk.sync() if self._durable else {}
+        for number in written & failures.keys():
+            raise failures[number]
+
+    def seal(self, number: int) -> None:
+        """No more records go to this segment: before it is emptied."""
+        self._disk.seal(number)
+
+    def erase(self, location: Location) -> None:
+        self._disk.erase(location)
+
+    def drop_segment(self, number: int) -> None:
+        self._disk.drop_segment(number)
+
+    def close(self) -> None:
+        """Joins the worker and forgets every reference. What was not flushed is lost."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._writer.close()
+        self._fetcher.close()
+        with self._entries.changed:
+            for ref, _ in list(self._entries):
+                self._entries.remove(ref)
+                self._pool.retire(ref)
+        self._disk.close()
+
+    # -- private
+
+    def _put(self, ref: RecordRef, record: Record) -> None:
+        if record.nbytes != self._disk.format.record_nbytes:
+            raise ValueError(
+                f"a record of {record.nbytes} bytes instead of {self._disk.format.record_nbytes}"
+            )
+        try:
+            self._pool.put(ref, record)
+        except HostFull as full:
+            with self._entries.changed:
+                failure = self._writer.failure
+            if isinstance(failure, KvmemError):
+                raise failure from None
+            raise StoreFull("host pool", full.needed, 0, hint="Set a larger --host-budget.") from None
+
+    def _remove(self, ref: RecordRef, entry: Entry) -> None:
+        self._writer.forget(ref)
+        self._entries.remove(ref)
+        self._pool.retire(ref)
+        if entry.location is not None:
+            self._disk.give_back(entry.location)  # unless the catalog names it

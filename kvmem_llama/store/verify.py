@@ -1,0 +1,223 @@
+"""Checks everything a family keeps: every row, every record, every index row, every file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvmem_llama.errors import CatalogDamaged, RecordDamaged, StoreFailed
+
+from .content import check_blocks, iter_blocks, iter_steps, lineage_row, read_tokens, spans
+from .family import Family
+from .head import Head
+from .location import Location, RecordFiles
+from .rows import AheadRow, BlockRow, OwnedSegment, SlotRow, WorkspaceRow
+from .segment import SegmentRow, check_segment
+from .tables import (
+    AHEAD,
+    ALL_TABLES,
+    BLOCKS,
+    SEGMENTS,
+    SLOTS,
+    SQLITE_ERRORS,
+    WORKSPACES,
+    BadRow,
+    Db,
+    Table,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: str  # catalog | row | history | slot | segment | record | index | file
+    where: str
+    what: str
+    row: object = field(default=None, compare=False)  # what the repair needs
+
+
+@dataclass(slots=True)
+class Report:
+    """What was looked at, and what was found."""
+
+    n_workspaces: int = 0
+    n_rows: int = 0
+    n_records: int = 0
+    n_index_rows: int = 0
+    n_segments: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    n_repaired: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.findings
+
+    def add(self, kind: str, where: str, what: object, row: object = None) -> None:
+        self.findings.append(Finding(kind, where, str(what), row))
+
+
+class Verifier:
+    """Looks at one family. What others write meanwhile is no finding."""
+
+    def __init__(self, family: Family, records: RecordFiles, report: Report) -> None:
+        self._family: Final = family
+        self._records: Final = records
+        self.report: Final = report
+
+    def run(self) -> Report:
+        """Raises FormatTooNew or StoreFailed only where nothing can be looked at."""
+        try:
+            with self._family.catalog.snapshot() as db:
+                self._check_pages(db)
+                self._check_rows(db)
+                self._check_histories(db)
+                self._check_slots(db)
+                named = list(self._named(db))
+                segments = list(self._sound(db, SEGMENTS))
+        except CatalogDamaged as error:
+            self.report.add("catalog", self._family.catalog.path.name, error.why)
+            return self.report
+        self._check_segments(segments)
+        self._check_records(named)
+        self._check_files()
+        return self.report
+
+    # -- the catalog
+
+    def _check_pages(self, db: Db) -> None:
+        for (line,) in db.execute("PRAGMA integrity_check").fetchall():
+            if line != "ok":
+                self.report.add("catalog", self._family.catalog.path.name, line)
+
+    def _check_rows(self, db: Db) -> None:
+        for table in ALL_TABLES:
+            try:
+                for values in table.raw(db):
+                    self.report.n_rows += 1
+                    try:
+                        table.checked(values)
+                    except BadRow as error:
+                        self.report.add("row", table.describe(values), error, (table, values))
+            except SQLITE_ERRORS as error:
+                self.report.add("catalog", table.name, error)
+
+    def _check_histories(self, db: Db) -> None:
+        for row in self._sound(db, WORKSPACES):
+            self.report.n_workspaces += 1
+            try:
+                read_tokens(db, row.lineage, 0, row.n_tokens)
+                blocks = list(iter_blocks(db, row.lineage))
+                check_blocks(blocks, row)
+                steps = list(iter_steps(db, row.lineage))
+                if steps and steps[-1].end != row.n_tokens:
+                    raise BadRow(f"the steps end at token {steps[-1].end} of {row.n_tokens}")
+                self._check_index(db, row, blocks)
+            except BadRow as error:
+                self.report.add("history", f"workspace {row.name!r:.80}", error, row)
+            acknowledged = Head(self._family.files, self._family.paths.locks, row.id).read()
+            with self._family.catalog.snapshot() as newer:
+                now = WORKSPACES.one(newer, "id=?", (row.id,))
+            if now is not None and now.commits < acknowledged:
+                what = f"{acknowledged} commits were acknowledged, the catalog has {now.commits}"
+                self.report.add("history", f"workspace {row.name!r:.80}", what, row)
+
+    def _check_index(self, db: Db, row: WorkspaceRow, blocks: list[BlockRow]) -> None:
+        parts = spans(db, row.lineage)
+        for part in parts:
+            lineage_row(db, part.lineage)
+        missing = self._family.index.load(parts, blocks, None)
+        self.report.n_index_rows += len(blocks)
+        for number in missing:
+            if self._is_current(blocks[number]):
+                block = blocks[number]
+                where = f"workspace {row.name!r:.80}, block {number}"
+                self.report.add("index", where, "its index row is not as it was written", block)
+
+    def _check_slots(self, db: Db) -> None:
+        """Every used slot is named by one block, and the other way round."""
+        named: dict[tuple[int, int], Location] = {}
+        for row in [*self._sound(db, BLOCKS), *self._sound(db, AHEAD)]:
+            at = row.location
+            if at is None:
+                continue
+            if (at.segment, at.slot) in named:
+                self.report.add("slot", str(at), "two blocks name it", row)
+            named[at.segment, at.slot] = at
+        used: dict[tuple[int, int], SlotRow] = {
+            (slot.segment, slot.slot): slot for slot in self._sound(db, SLOTS) if slot.used == 1
+        }
+        for key, slot in used.items():
+            if key not in named:
+                where = f"segment {slot.segment}, slot {slot.slot}"
+                self.report.add("slot", where, "it is in use, but no block names it", slot)
+        for key, at in named.items():
+            if key not in used or used[key].generation != at.generation:
+                self.report.add("slot", str(at), "a block names it, but it is not in use", at)
+
+    # -- files
+
+    def _check_segments(self, segments: list[OwnedSegment]) -> None:
+        files, folder = self._family.files, self._family.paths.segments
+        for owned in segments:
+            self.report.n_segments += 1
+            row = SegmentRow(owned.number, owned.n_slots)
+            try:
+                fd = files.open(folder / row.file, os.O_RDONLY)
+                try:
+                    check_segment(files, fd, row, self._family.segment_format)
+                finally:
+                    files.close(fd)
+            except (RecordDamaged, StoreFailed) as error:
+                with self._family.catalog.snapshot() as db:
+                    if SEGMENTS.one(db, "number=?", (owned.number,)) is not None:
+                        self.report.add("segment", row.file, error.why, owned)
+
+    def _check_records(self, named: list[BlockRow | AheadRow]) -> None:
+        for row in named:
+            at = row.location
+            assert at is not None
+            self.report.n_records += 1
+            try:
+                self._records.read(at)
+            except (RecordDamaged, StoreFailed) as error:
+                if self._is_current(row):
+                    self.report.add("record", f"block {row.number} ({at})", error.why, row)
+
+    def _check_files(self) -> None:
+        found = self._family.garbage()
+        if found and not self._family.catalog.read_only:
+            # One that is being made has its row when the catalog's lock is free again.
+            self._family.catalog.write(lambda db: None, "verify")
+            still = set(self._family.garbage())
+            found = [path for path in found if path in still]
+        for path in found:
+            self.report.add("file", f"{path.parent.name}/{path.name}", "no row stands for it", path)
+
+    # -- private
+
+    def _named(self, db: Db) -> Iterator[BlockRow | AheadRow]:
+        for row in self._sound(db, BLOCKS):
+            if row.location is not None:
+                yield row
+        yield from self._sound(db, AHEAD)
+
+    def _sound(self, db: Db, table: Table[Any]) -> Iterator[Any]:
+        """Rows that are as they were written; the others were found before."""
+        try:
+            for values in table.raw(db):
+                try:
+                    yield table.checked(values)
+                except BadRow:
+                    continue
+        except SQLITE_ERRORS:
+            return
+
+    def _is_current(self, row: BlockRow | AheadRow) -> bool:
+        """The row is still the same: nobody has moved or freed its record meanwhile."""
+        with self._family.catalog.snapshot() as db:
+            if isinstance(row, BlockRow):
+                return BLOCKS.one(db, "lineage=? AND number=?", (row.lineage, row.number)) == row
+            return AHEAD.one(db, "workspace=? AND number=?", (row.workspace, row.number)) == row

@@ -1,0 +1,153 @@
+"""Durable workspaces on the real library: closed, opened in a new engine, and asked again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from tiny_models import write_model
+
+from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.memory import invariants
+from kvmem_llama.memory.session import Session
+from kvmem_llama.settings import Settings
+from kvmem_llama.workspace import Workspace, WorkspaceEngine, open_engine
+
+GREEDY = SamplingParams(temp=0)
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "after_step", staticmethod(invariants.check))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "llama.gguf"
+    return write_model(path, "llama", quantization=gguf.GGMLQuantizationType.Q4_1)
+
+
+def ids(n: int, seed: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.random.default_rng(seed).integers(0, 250, n).astype(np.int32)
+
+
+def exact(folder: Path, **options: Any) -> Settings:
+    given = {"n_ctx": 512, "n_threads": 1, "exact": True, "raw_k_type": "f32", "data_dir": str(folder)}
+    return Settings(**(given | options))
+
+
+class Logits:
+    """Keeps the logits that answers are sampled from, and counts evaluated tokens."""
+
+    def __init__(self, engine: WorkspaceEngine) -> None:
+        self.seen: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+        self.n_tokens = 0
+        decoder = engine.core.decoder
+        logits, decode = decoder.logits, decoder.decode
+
+        def keep(index: int) -> Any:
+            found = logits(index)
+            self.seen.append(found.copy())
+            return found
+
+        def count(batch: Any) -> int:
+            self.n_tokens += batch.n
+            return decode(batch)
+
+        decoder.logits, decoder.decode = keep, count  # type: ignore[method-assign]
+
+
+def ask(ws: Workspace, seed: int) -> tuple[Any, ...]:
+    result = ws.step(ids(20, 10_000 + seed), sampling=GREEDY, max_tokens=6).result()
+    recalls = [[(b.start, b.rank, b.score, b.why, b.position) for b in r.blocks] for r in result.recalls]
+    return result.tokens, recalls, result.n_read
+
+
+@contextmanager
+def opened(model: Path, settings: Settings, name: str | None) -> Iterator[tuple[Workspace, Logits]]:
+    with open_engine(model, settings) as engine:
+        logits = Logits(engine)
+        with engine.workspace(name) as ws:
+            yield ws, logits
+
+
+@pytest.mark.parametrize("n", [100, 700, 1504, 2001, 3000])
+@pytest.mark.parametrize("host", [0, 2 * 2**20])
+def test_restored_after_restart_equals_never_stopped(tiny: Path, tmp_path: Path, n: int, host: int) -> None:
+    settings = exact(tmp_path, host_budget=host)
+    steps: list[Callable[[Workspace], Any]] = [
+        lambda ws: ws.read_tokens(ids(n, 1)).result().n_read,
+        lambda ws: ask(ws, 1),
+        lambda ws: ask(ws, 2),
+    ]
+    with opened(tiny, settings, None) as (ws, expected):
+        told = [step(ws) for step in steps]
+    seen: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+    for step, wanted in zip(steps, told, strict=True):
+        with opened(tiny, settings, "notes") as (ws, logits):
+            assert logits.n_tokens == 0
+            assert step(ws) == wanted
+        seen += logits.seen
+    assert len(seen) == len(expected.seen)
+    for one, other in zip(seen, expected.seen, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_block_that_was_read_and_is_computed_again_has_the_same_rows(tiny: Path, tmp_path: Path) -> None:
+    settings = exact(tmp_path, disk_budget=0)
+    with opened(tiny, settings, "notes") as (ws, _):
+        ws.read_tokens(ids(2000, 1)).result()
+    with opened(tiny, settings, "notes") as (ws, logits):
+        whole = ask(ws, 1)
+    answers = logits.seen
+    with opened(tiny, settings, "notes") as (ws, _):
+        ws.truncate(2000)
+    for path in tmp_path.glob("*/segments/*.gguf"):
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(size // 2)
+            file.write(bytes(size - size // 2))
+    with opened(tiny, settings, "notes") as (ws, logits):
+        again = ask(ws, 1)
+        assert ws.stats().n_recomputed > 0
+    assert again == whole
+    # What a lost block attended to may be lost as well, so its rows may differ where they come from it.
+    assert np.max(np.abs(logits.seen[0] - answers[0])) < 1.0
+
+
+def test_the_command_goes_on_where_another_process_stopped(tiny: Path, tmp_path: Path) -> None:
+    story = tmp_path / "story.txt"
+    story.write_text("The key is under the mat. " * 60)
+
+    def kvmem(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kvmem_llama.cli.main", *arguments]
+        env = os.environ | {"KVMEM_DATA_DIR": str(tmp_path / "data"), "KVMEM_N_THREADS": "1"}
+        return subprocess.run(command, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    def finished(*arguments: str) -> dict[str, Any]:
+        done = kvmem("ask", "-m", str(tiny), "-c", "512", "--temp", "0", "-n", "4", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        return {"recalls": [e for e in events if e["event"] == "recall"], **events[-1]}
+
+    assert kvmem("ask", "--continue", "why?").returncode == 2
+    first = finished("-w", "my notes", "-f", str(story), "Where is the key?")
+    assert first["n_read"] > 500
+    second = finished("--continue", "And the mat?")
+    # Only the template's own tokens between the turns are read, nothing of the history.
+    assert second["n_read"] < 12 and second["n_reused"] == 0 and second["recalls"]
+    third = finished("-w", "my notes", "Why?")
+    assert third["n_read"] < 12
+    listed = json.loads(kvmem("workspace", "ls", "--json").stdout)["workspaces"]
+    assert [w["name"] for w in listed] == ["my notes"]
+    shown = json.loads(kvmem("workspace", "show", "my notes", "--json").stdout)
+    assert shown["steps"] == {"ask": 3} and shown["tokens"] == listed[0]["tokens"]

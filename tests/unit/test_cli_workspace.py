@@ -1,0 +1,112 @@
+"""`kvmem workspace`, and -w and --continue of ask and chat: what they say, and what they hand on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from durable_run import make_memory, make_root
+from fake_engine import Script
+
+from kvmem_llama.store.root import Root
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
+    """A folder with two workspaces; `notes` was used last."""
+    monkeypatch.setenv("KVMEM_DATA_DIR", str(tmp_path / "workspaces"))
+    root = make_root(tmp_path)
+    make_memory(root, "old one", 10).close()
+    make_memory(root, "notes", 22).close()
+    return root
+
+
+def told(done: Any) -> dict[str, Any]:
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def names(run_kvmem: Run) -> dict[str, int]:
+    listed = told(run_kvmem("workspace", "ls", "--json"))["workspaces"]
+    return {w["name"]: w["tokens"] for w in listed}
+
+
+def test_workspaces_are_listed_and_shown(run_kvmem: Run, root: Root) -> None:
+    assert names(run_kvmem) == {"notes": 22, "old one": 10}
+    table = run_kvmem("workspace", "ls")
+    assert table.code == 0 and [line.split()[0] for line in table.out.splitlines()] == [
+        "name",
+        "notes",
+        "old",
+    ]
+    shown = told(run_kvmem("workspace", "show", "notes", "--json"))
+    assert (shown["tokens"], shown["blocks"], shown["blocks_on_disk"], shown["steps"]) == (
+        22,
+        6,
+        6,
+        {"read": 1},
+    )
+    assert "made up" in run_kvmem("workspace", "show", "notes").out
+
+
+def test_fork_rename_and_delete(run_kvmem: Run, root: Root) -> None:
+    told(run_kvmem("workspace", "fork", "notes", "branch", "--json"))
+    told(run_kvmem("workspace", "rename", "old one", "older/..", "--json"))
+    assert names(run_kvmem) == {"branch": 22, "notes": 22, "older/..": 10}
+    assert told(run_kvmem("workspace", "show", "branch", "--json"))["relatives"] == 1
+    told(run_kvmem("workspace", "rm", "notes", "older/..", "--json"))
+    assert names(run_kvmem) == {"branch": 22}
+
+
+def test_verify_tells_of_damage_with_its_exit_code(run_kvmem: Run, root: Root) -> None:
+    assert run_kvmem("workspace", "verify", "notes").code == 0
+    family = root.find("notes").family
+    for path in (root.folder / family / "segments").glob("*.gguf"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+        path.write_bytes(data)
+    done = run_kvmem("workspace", "verify", "--json")
+    assert done.code == 8 and not json.loads(done.out)["sound"]
+    assert run_kvmem("workspace", "verify", "notes", "--repair").code == 8
+    assert run_kvmem("workspace", "verify", "notes").code == 0
+    assert told(run_kvmem("workspace", "show", "notes", "--json"))["blocks_as_tokens"] > 0
+
+
+def test_export_import_and_compact(run_kvmem: Run, root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "notes.kvmem"
+    assert told(run_kvmem("workspace", "export", "notes", str(file), "--json"))["n_records"] == 6
+    assert run_kvmem("workspace", "export", "notes", str(file)).code == 7
+    assert told(run_kvmem("workspace", "import", str(file), "copy", "--json"))["name"] == "copy"
+    assert run_kvmem("workspace", "import", str(file)).code == 7
+    assert names(run_kvmem) == {"copy": 22, "notes": 22, "old one": 10}
+    assert "n_moved" in told(run_kvmem("workspace", "compact", "copy", "--json"))
+
+
+def test_a_workspace_that_is_not_there_is_an_error(run_kvmem: Run, root: Root) -> None:
+    for arguments in (["show", "x"], ["fork", "x", "y"], ["rm", "x"], ["rename", "x", "y"], ["verify", "x"]):
+        done = run_kvmem("workspace", *arguments)
+        assert done.code == 7 and "no workspace named 'x'" in done.err
+
+
+def test_w_and_continue_name_the_workspace(run_kvmem: Run, root: Root, script: Script) -> None:
+    assert run_kvmem("ask", "why?").code == 0 and script.name is None
+    assert run_kvmem("ask", "-w", "my notes", "why?").code == 0 and script.name == "my notes"
+    assert run_kvmem("ask", "--continue", "why?").code == 0 and script.name == "notes"
+    assert run_kvmem("chat", "--continue", stdin=b"why?\n").code == 0 and script.name == "notes"
+    assert run_kvmem("chat", "--workspace=a_b", stdin=b"why?\n").code == 0 and script.name == "a_b"
+    assert run_kvmem("ask", "-w", "x", "--continue", "why?").code == 2
+    assert run_kvmem("ask", "-w", "bad\nname", "why?").code == 7
+
+
+def test_nothing_to_continue_is_an_error(
+    run_kvmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVMEM_DATA_DIR", str(tmp_path / "none"))
+    done = run_kvmem("ask", "--continue", "why?")
+    assert done.code == 2 and "-w NAME" in done.err

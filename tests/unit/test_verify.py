@@ -1,0 +1,315 @@
+"""Verify finds what is wrong and mends what can be mended; compact gives back what is not needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from durable_run import BLOCK, Memory, make_memory, make_root, open_records, reopened
+
+from kvmem_llama.errors import StoreLocked
+from kvmem_llama.store.compact import Compacted, compact
+from kvmem_llama.store.deleting import delete_workspace
+from kvmem_llama.store.family import Family
+from kvmem_llama.store.holding import Holding
+from kvmem_llama.store.repair import verify_family
+from kvmem_llama.store.root import Root
+from kvmem_llama.store.segment import SegmentRow
+from kvmem_llama.store.tables import SEGMENTS, SLOTS
+from kvmem_llama.store.verify import Report
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return make_root(tmp_path)
+
+
+def verify(memory: Memory, **options: bool) -> Report:
+    return verify_family(memory.root, memory.place.family, **options)
+
+
+def folder_of(memory: Memory) -> Path:
+    return memory.root.folder / memory.place.family
+
+
+def flip(memory: Memory, number: int) -> Path:
+    """Flips one bit in the middle of the record of a block; the workspace must be open."""
+    at = memory.store.locate(memory.blocks[number].ref)
+    assert at is not None
+    format = memory.disk.format
+    path = folder_of(memory) / "segments" / f"{at.segment:06}.gguf"
+    with path.open("r+b") as file:
+        file.seek(format.offset(SegmentRow(at.segment, 4), at.slot) + 100)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    return path
+
+
+def test_what_is_sound_has_no_findings(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    fork = memory.fork("fork")
+    fork.step([1] * 7)
+    memory.truncate(9)
+    fork.read_ahead([3] * 9)
+    report = verify(memory)
+    assert report.is_sound, report.findings
+    assert (report.n_workspaces, report.n_segments) == (2, 5)
+    assert report.n_records == 13 and report.n_index_rows == 13
+    memory.close()
+    fork.close()
+
+
+def test_verify_runs_beside_a_writer(root: Root) -> None:
+    memory = make_memory(root, n_tokens=5)
+    for i in range(6):
+        memory.step([i] * 3)
+        assert verify(memory).findings == []
+    with pytest.raises(StoreLocked):
+        verify(memory, repair=True)
+    memory.close()
+
+
+def test_a_damaged_record_falls_to_its_tokens(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    flip(memory, 3)
+    memory.close()
+    report = verify(memory)
+    assert [(f.kind, f.where.split(" (")[0]) for f in report.findings] == [("record", "block 3")]
+    assert verify(memory, repair=True).n_repaired == 1
+    assert verify(memory).is_sound
+    memory = reopened(memory)
+    assert [memory.store.where(block.ref) for block in memory.blocks].count("tokens") == 1
+    memory.check_index()
+    memory.close()
+
+
+def test_a_missing_segment_is_confined_to_its_blocks(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    memory.close()
+    (folder_of(memory) / "segments" / "000001.gguf").unlink()
+    report = verify(memory)
+    assert {f.kind for f in report.findings} == {"segment", "record"} and len(report.findings) == 5
+    verify(memory, repair=True)
+    assert verify(memory).is_sound
+    memory = reopened(memory)
+    assert [memory.store.where(block.ref) for block in memory.blocks] == ["tokens"] * 4 + ["disk"] * 4
+    memory.step([1] * 20)
+    memory = reopened(memory)
+    assert len(memory.tokens) == 50 and memory.store.where(memory.blocks[-1].ref) == "disk"
+    memory.close()
+
+
+def test_a_damaged_header_is_written_again(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    memory.close()
+    path = folder_of(memory) / "segments" / "000002.gguf"
+    whole = path.read_bytes()
+    path.write_bytes(b"X" + whole[1:])
+    assert "segment" in {f.kind for f in verify(memory).findings}
+    verify(memory, repair=True)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["delete", "flip", "header"])
+def test_an_index_is_made_again_when_the_workspace_is_opened(root: Root, damage: str) -> None:
+    memory = make_memory(root, n_tokens=30)
+    memory.close()
+    path = next((folder_of(memory) / "index").iterdir())
+    whole = path.read_bytes()
+    match damage:
+        case "delete":
+            path.unlink()
+        case "flip":
+            path.write_bytes(whole[:-70] + bytes([whole[-70] ^ 4]) + whole[-69:])
+        case "header":
+            path.write_bytes(b"x" + whole[1:])
+    report = verify(memory)
+    assert {f.kind for f in report.findings} == {"index"}
+    memory = reopened(memory)
+    memory.check()
+    memory.check_index()
+    assert path.read_bytes() == whole
+    assert verify(memory).is_sound
+    memory.close()
+
+
+def test_a_block_without_record_and_index_row_is_named(root: Root) -> None:
+    memory = make_memory(root, n_tokens=12)
+    at = memory.store.locate(memory.blocks[1].ref)
+    assert at is not None
+    memory.journal.fall([at])
+    memory.close()
+    next((folder_of(memory) / "index").iterdir()).unlink()
+    memory = Memory(root, memory.place)
+    assert memory.restored.unscored == [1]
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_mended"),
+    [
+        ("UPDATE blocks SET checksum = zeroblob(16) WHERE number = 2", True),
+        ("UPDATE blocks SET start = 99 WHERE number = 0", True),
+        ("UPDATE blocks SET count = 3 WHERE number = 7", True),
+        ("UPDATE steps SET answer = 'no' WHERE number = 1", True),
+        ('UPDATE steps SET "end" = 31 WHERE number = 0', True),
+        ("UPDATE texts SET text = 'no' WHERE number = 1", True),
+        ("UPDATE heat SET total = 77", True),
+        ("UPDATE pins SET start = 3", True),
+        ("UPDATE slots SET generation = 77 WHERE slot = 1", True),
+        ("UPDATE slots SET used = 0 WHERE slot = 1", True),
+        ("UPDATE segments SET owner = 'x'", True),
+        ("UPDATE workspaces SET used = 7", True),
+        ("UPDATE tokens SET ids = zeroblob(120)", False),
+        ("UPDATE lineages SET created = 7", False),
+        ("DELETE FROM slots WHERE slot = 1", True),
+    ],
+)
+def test_a_changed_row_is_found_and_mended_from_what_is_left(
+    root: Root, statement: str, is_mended: bool
+) -> None:
+    memory = make_memory(root, n_tokens=25)
+    memory.step([1] * 5, kind="ask", answer="yes")
+    memory.journal.pin([(0, 4)])
+    tokens = memory.tokens
+    memory.holding.family.catalog.write(lambda db: db.execute(statement) and None)
+    memory.close()
+    report = verify(memory)
+    assert report.findings
+    report = verify(memory, repair=True)
+    assert (report.n_repaired > 0) == is_mended
+    again = verify(memory)
+    assert all(f.kind == "index" for f in again.findings) == is_mended, again.findings
+    if is_mended:
+        memory = Memory(root, memory.place)
+        assert memory.tokens == tokens
+        for block in memory.blocks:
+            if memory.store.where(block.ref) != "tokens":
+                memory.store.get(block.ref)
+        memory.step([2] * 9)
+        memory.close()
+
+
+def test_a_damaged_page_is_a_finding(root: Root) -> None:
+    memory = make_memory(root, n_tokens=400)
+    memory.close()
+    path = folder_of(memory) / "catalog.sqlite"
+    data = bytearray(path.read_bytes())
+    for page in range(4, len(data) // 4096, 3):
+        data[page * 4096 : page * 4096 + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    assert not verify(memory).is_sound
+
+
+def test_files_that_no_row_stands_for_are_found_and_removed(root: Root) -> None:
+    memory = make_memory(root, n_tokens=9)
+    memory.close()
+    folder = folder_of(memory)
+    strays = [
+        folder / "segments" / "000077.gguf",
+        folder / "segments" / "000078.gguf.tmp",
+        folder / "index" / "99.mk",
+        folder / "locks" / f"{memory.place.workspace[:-4]}0000.head",
+        folder / "locks" / f"{memory.place.workspace[:-4]}0000.lock",
+    ]
+    for path in strays:
+        path.write_bytes(b"x")
+    (folder / "segments" / "mine.txt").write_bytes(b"x")
+    assert sorted(f.where.split("/")[1] for f in verify(memory).findings) == sorted(p.name for p in strays)
+    verify(memory, repair=True)
+    assert not any(path.exists() for path in strays)
+    assert verify(memory).is_sound and (folder / "segments" / "mine.txt").exists()
+
+
+# -- compact
+
+
+def run_compact(memory: Memory) -> Compacted:
+    return compact(memory.holding, memory.store)
+
+
+def n_used(family: Family) -> int:
+    with family.catalog.snapshot() as db:
+        return sum(1 for row in SLOTS.rows(db) if row.used)
+
+
+def test_compacting_moves_records_together_while_the_workspace_is_open(root: Root) -> None:
+    memory = make_memory(root, n_tokens=0)
+    forks = []
+    for i in range(6):
+        memory.step([i] * BLOCK * 2)
+        forks.append(memory.fork(f"fork {i}"))
+    for fork in forks:
+        fork.step([9] * BLOCK * 3)
+        fork.close()
+    for fork in forks[:-1]:
+        delete_workspace(root, fork.place)
+    memory.truncate(17)
+    done = run_compact(memory)
+    assert done.n_lost == 0 and done.bytes_after <= done.bytes_before
+    memory.check()
+    report = verify(memory)
+    assert report.is_sound, report.findings
+    with memory.holding.family.catalog.snapshot() as db:
+        segments = list(SEGMENTS.rows(db))
+    used = n_used(memory.holding.family)
+    assert len(segments) <= -(-used // 4) + 1 and used == report.n_records
+    memory = reopened(memory)
+    memory.check()
+    memory.check_index()
+    fork = Memory(root, forks[-1].place)
+    fork.check()
+    fork.close()
+    assert run_compact(memory).n_moved == 0
+    memory.close()
+
+
+def test_compacting_leaves_segments_alone_that_somebody_else_writes(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    fork = memory.fork("fork")
+    fork.step([1] * 9)
+    fork.truncate(31)
+    run_compact(memory)
+    fork.check()
+    fork.step([2] * 9)
+    fork.check()
+    memory.check()
+    memory.close()
+    fork = reopened(fork)
+    fork.check()
+    assert verify(fork).is_sound
+    fork.close()
+
+
+def test_compacting_drops_a_damaged_record_to_its_tokens(root: Root) -> None:
+    memory = make_memory(root, n_tokens=BLOCK * 5)
+    memory.truncate(BLOCK * 3)
+    memory.step([1] * BLOCK * 7)
+    memory.truncate(BLOCK * 2)
+    memory.step([5] * BLOCK)
+    with memory.holding.family.catalog.snapshot() as db:
+        before = len(list(SEGMENTS.rows(db)))
+    memory.close()
+    with Holding.open(root, memory.place) as holding:
+        records = open_records(holding)
+        done = compact(holding, records)
+        records.close()
+    assert done.n_segments_dropped == before - 1
+    assert verify(memory).is_sound
+
+
+def test_space_grows_with_what_is_kept_not_with_what_was_written(root: Root) -> None:
+    memory = make_memory(root, n_tokens=BLOCK * 4)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        memory.step(rng.integers(0, 9, 7).tolist())
+        memory.truncate(BLOCK * 4)
+    run_compact(memory)
+    family = memory.holding.family
+    with family.catalog.snapshot() as db:
+        assert [row.n_slots for row in SEGMENTS.rows(db)] == [4]
+    assert family.disk_bytes() < 200_000
+    memory.close()
