@@ -8,6 +8,7 @@ KVMEM_TEST_MODELS   folder of downloaded models, by default the user's cache of 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,9 @@ GEMMA3 = PackagedModel(
 # Times differ between machines: no deadline. The same examples every time: a failure can be repeated.
 hypothesis_settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 hypothesis_settings.load_profile("suite")
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: tests that send it need it back.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from kvmem_llama.errors import RecordDamaged, StoreLocked
 
 from .ahead import moved_ahead
 from .append import drop_records
+from .content import spans
 from .deleting import finish_erasing
 from .holding import Holding
 from .location import Location, RecordFiles
@@ -38,9 +39,9 @@ class Compacted:
 def compact(holding: Holding, records: RecordFiles) -> Compacted:
     """Gives back what the family of a workspace, which must be open for writing, does not need.
 
-    Segments of other workspaces are left alone where these are open elsewhere. A crash at any moment leaves
-    every block with a record. Raises StoreFull (there must be room for a segment), StoreFailed or
-    CatalogDamaged.
+    Of workspaces that are open elsewhere, in this process or another, no record is moved: they would not find
+    it. A crash at any moment leaves every block with a record. Raises StoreFull (there must be room for a
+    segment), StoreFailed or CatalogDamaged.
     """
     family, files = holding.family, holding.family.files
     before = family.disk_bytes()
@@ -52,7 +53,11 @@ def compact(holding: Holding, records: RecordFiles) -> Compacted:
             others = [row for row in WORKSPACES.rows(db) if row.id not in owners]
         for row in others:
             with suppress(StoreLocked):
-                locks.enter_context(lock_workspace(files, family.paths.locks, row.id, row.name))
+                lock = lock_workspace(files, family.paths.locks, row.id, row.name)
+                if not family.has_workspace(row.id):  # it was deleted just before
+                    lock.remove()
+                    continue
+                locks.enter_context(lock)
                 owners.append(row.id)
         n_moved, n_lost = _gather(holding, records, owners)
 
@@ -60,10 +65,11 @@ def compact(holding: Holding, records: RecordFiles) -> Compacted:
             adopt_segments(db, holding.place.workspace)
             return [number for owner in owners for number in drop_empty_segments(db, owner)]
 
-        dropped = family.catalog.write(drop, "compact")
-        for number in dropped:
-            records.drop_segment(number)
-    swept = family.sweep(everything=True)
+        with holding.root.quiet():
+            dropped = family.catalog.write(drop, "compact")
+            for number in dropped:
+                records.drop_segment(number)
+            swept = family.sweep(everything=True)
     family.catalog.vacuum()
     files.at("compact.end")
     return Compacted(n_moved, n_lost, len(dropped), len(swept), before, family.disk_bytes())
@@ -104,6 +110,7 @@ def _to_empty(db: Db, workspace: str, owners: Sequence[str]) -> list[int]:
 
     Records go to segments of `workspace`; what other owners have is moved only if it fits there too.
     """
+    busy = _segments_in_use(db, owners)
     n_used: dict[int, int] = {}
     rows: dict[int, OwnedSegment] = {}
     for row in SEGMENTS.rows(db):
@@ -114,7 +121,7 @@ def _to_empty(db: Db, workspace: str, owners: Sequence[str]) -> list[int]:
             ).fetchone()[0]
     free = sum(row.n_slots - n_used[number] for number, row in rows.items() if row.owner == workspace)
     doomed: list[int] = []
-    for number in sorted(rows, key=lambda n: (n_used[n], -n)):
+    for number in sorted(rows.keys() - busy, key=lambda n: (n_used[n], -n)):
         row, used = rows[number], n_used[number]
         is_own = row.owner == workspace
         left = free - (row.n_slots - used if is_own else 0)  # a segment cannot be emptied into itself
@@ -123,6 +130,22 @@ def _to_empty(db: Db, workspace: str, owners: Sequence[str]) -> list[int]:
         doomed.append(number)
         free = left - used
     return doomed
+
+
+def _segments_in_use(db: Db, owners: Sequence[str]) -> set[int]:
+    """Segments with records of workspaces that are not among `owners`."""
+    found: set[int] = set()
+    for row in WORKSPACES.rows(db):
+        if row.id not in owners:
+            for part in spans(db, row.lineage):
+                found |= {
+                    segment
+                    for (segment,) in db.execute(
+                        "SELECT DISTINCT segment FROM blocks WHERE lineage=? AND number>=? AND number<?",
+                        (part.lineage, *part.blocks),
+                    )
+                }
+    return found
 
 
 def _move(db: Db, places: dict[Location, Location], lost: Sequence[Location]) -> list[Location]:

@@ -39,7 +39,7 @@ from .location import DurableRecords, Location
 from .records import RecordRef
 from .rows import AheadRow, StepRow, WorkspaceRow
 from .steps import NewBlock, ReadBlock, StepFacts
-from .tables import Db
+from .tables import Db, storable
 
 
 class Durable:
@@ -89,7 +89,7 @@ class Durable:
         added = [
             AddedBlock(
                 block.number, block.start, block.count, self._store.locate(block.ref), mean_xxh(mean),
-                int(block.origin), block.text,
+                int(block.origin), None if block.text is None else storable(block.text),
             )
             for block, mean in zip(blocks, means, strict=True)
         ]  # fmt: skip
@@ -173,7 +173,8 @@ class Durable:
         if step is None or not n_tokens:
             return None
         return StepRow(
-            0, 0, step.kind, self.n_tokens, self.n_tokens + n_tokens, step.query_start, step.answer,
+            0, 0, step.kind, self.n_tokens, self.n_tokens + n_tokens, step.query_start,
+            storable(step.answer),
             int(step.closed), step.scorer, step.options, time.time(),
         )  # fmt: skip
 

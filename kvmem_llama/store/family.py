@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -104,6 +105,10 @@ class Family:
         with self.catalog.snapshot() as db:
             return list(WORKSPACES.rows(db, tail="ORDER BY name"))
 
+    def has_workspace(self, id: str) -> bool:
+        with self.catalog.snapshot() as db:
+            return WORKSPACES.one(db, "id=?", (id,)) is not None
+
     def sweep(self, *, everything: bool = False) -> list[str]:
         """Deletes files that no row stands for -> their names.
 
@@ -127,7 +132,10 @@ class Family:
         return self.catalog.write(run, "sweep")
 
     def garbage(self) -> list[Path]:
-        """Files that no row stands for; one that is just being made may be among them."""
+        """Files that no row stands for. One that is just being made or deleted may be among them, unless the
+        caller holds the root's lock and the family is open for writing."""
+        if not self.catalog.read_only:
+            return self.catalog.write(self._garbage, "garbage")
         with self.catalog.snapshot() as db:
             return self._garbage(db)
 
@@ -140,8 +148,13 @@ class Family:
 
     def disk_bytes(self) -> int:
         """Bytes that the files of the family take, as the file system counts them."""
-        files = [path for folder in self.paths.folders for path in folder.iterdir() if path.is_file()]
-        return sum(path.stat().st_blocks * 512 for path in files)
+        n_bytes = 0
+        for folder in self.paths.folders:
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):  # somebody else is at work
+                    if entry.is_file():
+                        n_bytes += entry.stat().st_blocks * 512
+        return n_bytes
 
     def close(self) -> None:
         """Idempotent."""

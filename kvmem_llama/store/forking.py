@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 
-from kvmem_llama.errors import RecordDamaged
+import numpy as np
+
+from kvmem_llama.errors import RecordDamaged, StoreError
 
 from . import lineage
 from .append import workspace_row
-from .content import find_block, n_blocks_before
+from .content import find_block, lineage_row, n_blocks_before
 from .holding import Holding
 from .lineage import Tail
 from .location import RecordFiles
@@ -49,9 +52,26 @@ def fork_workspace(holding: Holding, records: RecordFiles, name: str) -> Holding
         records.settle([], [] if tail is None or tail.at is None else [tail.at])
         raise
     records.settle([] if tail is None or tail.at is None else [tail.at], [])
+    if tail is not None:
+        with suppress(StoreError):  # it is done; a row that is missing is made again
+            _copy_row(holding, child, tail)
     forked = Holding.open(root, place, lock=lock)
     forked.acknowledge(child)
     return forked
+
+
+def _copy_row(holding: Holding, child: WorkspaceRow, tail: Tail) -> None:
+    """The index row of the partial block."""
+    with holding.family.catalog.snapshot() as db:
+        first = lineage_row(db, child.lineage).parent_blocks
+        row = workspace_row(db, holding.place.workspace)
+        old = find_block(db, row.lineage, first)
+        if old is None:
+            return
+        old_first = lineage_row(db, old.lineage).parent_blocks
+    mean = holding.family.index.row(old.lineage, old_first, first)
+    if mean is not None:
+        holding.family.index.put(child.lineage, first, first, mean[np.newaxis])
 
 
 def _copy_tail(holding: Holding, records: RecordFiles) -> Tail | None:

@@ -60,6 +60,9 @@ class Holding:
                 family.binding.check(binding)
             if not read_only and lock is None:
                 lock = lock_workspace(root.files, family.paths.locks, place.workspace, row.name)
+                if not family.has_workspace(place.workspace):  # it was deleted just before
+                    lock.remove()
+                    raise WorkspaceNotFound(row.name)
             self = cls(root, place, family, lock, row.name)
             self._check_head()
             if not read_only:

@@ -24,7 +24,7 @@ from .family import Family, FamilyPaths, create_family, remove_folder
 from .family_disk import open_disk
 from .lineage import new_workspace
 from .location import Location
-from .lock import try_lock, wait_lock
+from .lock import try_lock
 from .names import Place, checked_name, new_id
 from .root import IMPORT, Root
 from .rows import StepRow, WorkspaceRow
@@ -97,7 +97,7 @@ def _hidden_folder(root: Root, place: Place) -> Iterator[Path]:
     unless it got another name."""
     folder = root.folder / f"{IMPORT}{place.family}"
     locks = FamilyPaths(folder).locks
-    with wait_lock(root.files, root.folder / "root.lock"):  # whoever sweeps holds it
+    with root.quiet():  # whoever sweeps is not
         root.files.mkdir(folder)
         root.files.mkdir(locks)
         lock = try_lock(root.files, locks / "import.lock")

@@ -164,6 +164,22 @@ class IndexFiles:
                 missing += self._load_file(part.lineage, low, high, blocks, into)
         return missing
 
+    def row(self, lineage: int, first: int, number: int) -> F16 | None:
+        """The row of one block as it lies in the file, unchecked; None if there is none."""
+        try:
+            fd = self._files.open(self.path(lineage), os.O_RDONLY)
+        except StoreFailed as error:
+            if is_missing(error):
+                return None
+            raise
+        try:
+            row = np.empty(self._shape.n_elements, "<f2")
+            at = self._rows_at + (number - first) * self._shape.row_nbytes
+            n_read = self._files.read_into(fd, [row.view(np.uint8)], at)
+            return row if n_read == self._shape.row_nbytes else None
+        finally:
+            self._files.close(fd)
+
     def cut(self, lineage: int, first: int, end: int) -> None:
         """Gives back the space of rows from block `end` on; a row that stays is harmless."""
         path = self.path(lineage)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from .location import DurableRecords, Origin
 from .rows import AheadRow, BlockRow, WorkspaceRow
 from .steps import MeanOf, NewBlock, ReadBlock, Restored
 from .tables import AHEAD, BLOCKS, PINS, Db
+
+_HALF_LIFE: Final = Uses().half_life  # commits
 
 
 def restore(
@@ -89,7 +92,7 @@ def _cooled(heat: Heat | None, now: int) -> tuple[float, int]:
     if heat is None:
         return 0.0, 0
     age = max(now - heat.tick, 0)
-    return heat.recent * 0.5 ** (age / Uses().half_life), heat.total
+    return heat.recent * 0.5 ** (age / _HALF_LIFE), heat.total
 
 
 def _make_again(

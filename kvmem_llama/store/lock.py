@@ -12,8 +12,9 @@ from typing import Final
 from kvmem_llama.errors import StoreError, StoreFailed, StoreLocked
 
 from .files import Files
-from .small_files import read_file, remove_if_there
+from .small_files import is_missing, read_file, remove_if_there
 
+_GLANCE: Final = 0.25  # seconds; somebody may only look whether it is locked
 _WAIT: Final = 60.0  # seconds; what is done under a lock that is waited for takes milliseconds
 
 
@@ -49,6 +50,20 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def is_locked(files: Files, path: Path) -> bool:
+    """Somebody has the lock, in this process or another. Makes no file. Raises StoreFailed."""
+    try:
+        fd = files.open(path, os.O_RDWR)
+    except StoreFailed as error:
+        if is_missing(error):
+            return False
+        raise
+    try:
+        return not files.lock(fd)
+    finally:
+        files.close(fd)
 
 
 def try_lock(files: Files, path: Path) -> Lock | None:
@@ -91,9 +106,11 @@ def lock_workspace(files: Files, folder: Path, workspace: str, name: str) -> Loc
     folder: of the locks. workspace: its id. name: for messages. Raises StoreLocked or StoreFailed.
     """
     path = folder / f"{workspace}.lock"
-    lock = try_lock(files, path)
-    if lock is None:
-        raise StoreLocked(name, holder_of(files, path))
+    give_up = time.monotonic() + _GLANCE
+    while (lock := try_lock(files, path)) is None:
+        if time.monotonic() > give_up:
+            raise StoreLocked(name, holder_of(files, path))
+        time.sleep(0.01)
     note = {"pid": os.getpid(), "host": socket.gethostname(), "time": int(time.time())}
     try:
         lock.write(json.dumps(note).encode())

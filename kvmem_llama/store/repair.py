@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -34,12 +35,14 @@ def verify_family(root: Root, family_id: str, *, repair: bool = False) -> Report
     again to see what is left. Raises StoreLocked, FormatTooNew, StoreDamaged (nothing can be looked at),
     StoreFull or StoreFailed.
     """
-    with root.family(family_id) as family, _records_of(family) as records:
+    # What cannot be written to, a copy on a medium that is read-only, can still be checked.
+    read_only = not repair and not os.access(root.folder / family_id, os.W_OK)
+    with root.family(family_id, read_only=read_only) as family, _records_of(family) as records:
         report = Report()
         if not repair:
-            return Verifier(family, records, report).run()
+            return Verifier(root, family, records, report).run()
         with _all_locked(root, family):
-            Verifier(family, records, report).run()
+            Verifier(root, family, records, report).run()
             for finding in _in_order(report.findings):
                 mend = _MENDERS.get(finding.kind)
                 if mend is not None and mend(family, finding):

@@ -25,7 +25,7 @@ from .lock import try_lock, wait_lock
 from .names import NameCache, Place, checked_name, is_id, new_id
 from .rows import WorkspaceRow
 from .small_files import read_file, remove_if_there, replace_file
-from .tables import WORKSPACES, Db
+from .tables import WORKSPACES, Db, storable
 
 NEW: Final = ".new-"  # a family that is being made, under the root's lock
 OLD: Final = ".old-"  # one that was deleted
@@ -139,7 +139,8 @@ class Root:
         name = checked_name(name)
         place = Place(new_id(), new_id())
         now = time.time()
-        first = WorkspaceRow(place.workspace, name, 0, 0, 0, policy, system, now, now)
+        prompt = None if system is None else storable(system)
+        first = WorkspaceRow(place.workspace, name, 0, 0, 0, policy, prompt, now, now)
         with self.renaming(name) as names:
             fresh = self.folder / f"{NEW}{place.family}"
             try:
@@ -194,6 +195,12 @@ class Root:
             yield names
             if is_complete:
                 self._names.write(set(self.family_ids()), names)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Within: no workspace is made, forked, imported, renamed or deleted by anybody."""
+        with wait_lock(self.files, self.folder / "root.lock"):
+            yield
 
     # -- the last one
 

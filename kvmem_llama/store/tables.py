@@ -40,6 +40,11 @@ class BadRow(Exception):
     """A row does not have the checksum it was written with, or rows that belong together do not fit."""
 
 
+def storable(text: str) -> str:
+    """Text that can be kept: halves of characters, as a damaged command line may hold them, become '?'."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def seal(table: str, values: Iterable[object]) -> int:
     """Checksum of a row: xxh3-64 over its table's name and its typed fields, as a signed number."""
     digest = xxhash.xxh3_64(table.encode())

@@ -157,6 +157,8 @@ def run_until_the_power_fails(folder: Path, seed: int, *, skip_syncs: bool) -> N
         memory.close()
     system.cut()
     left = make_root(folder)
+    for family in left.family_ids():
+        assert not [f for f in verify_family(left, family).findings if f.kind != "file"]
     assert {item.row.name for item in left.list() if item.row} == set(state)
     for name, tokens in state.items():
         memory = Memory(left, left.find(name))

@@ -51,6 +51,16 @@ def test_what_was_committed_is_there_after_opening(root: Root) -> None:
     memory.close()
 
 
+def test_text_that_is_not_quite_text_is_kept_as_far_as_it_is(root: Root) -> None:
+    place = root.create("notes", make_binding(), system="be \udce9 brief")
+    memory = Memory(root, place)
+    memory.step([1, 2], kind="ask", answer="a\udc80b\0c")
+    memory = reopened(memory)
+    assert memory.restored.system == "be ? brief"
+    assert memory.restored.steps[0].answer == "a?b\0c"
+    memory.close()
+
+
 def test_one_that_is_closed_and_opened_at_every_step_is_the_same_as_one_that_never_was(root: Root) -> None:
     rng = np.random.default_rng(0)
     plain, again = make_memory(root, "plain"), make_memory(root, "again")
@@ -166,6 +176,17 @@ def test_a_block_that_fell_to_its_tokens_is_recomputed_and_stays(root: Root) -> 
     np.testing.assert_array_equal(memory.store.get(memory.blocks[0].ref), record)
     assert memory.blocks[0].origin == 1
     memory.check_index()
+    memory.close()
+
+
+def test_slots_are_used_again_in_the_same_process(root: Root) -> None:
+    memory = make_memory(root, n_tokens=1)
+    for _ in range(40):
+        memory.step([1])
+        memory.truncate(1)
+    with memory.holding.family.catalog.snapshot() as db:
+        assert len(list(SEGMENTS.rows(db))) == 1
+    memory.check([0])
     memory.close()
 
 
@@ -354,6 +375,31 @@ def test_a_transaction_that_fails_changes_nothing_and_the_next_one_works(
     catalog.close()
     with pytest.raises(StoreFailed, match="closed"):
         catalog.write(put("late"))
+
+
+def test_a_commit_that_failed_is_written_over_at_once(tmp_path: Path) -> None:
+    """Else its pages, if they did reach the log, would be taken for a transaction after a crash."""
+    (tmp_path / "locks").mkdir()
+    path = tmp_path / "catalog.sqlite"
+    Catalog.create(path)
+    said: list[str] = []
+
+    class Failing(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:  # type: ignore[override]
+            said.append(sql)
+            if said.count("COMMIT") == 1 and sql == "COMMIT":
+                raise sqlite3.OperationalError("injected")
+            return super().execute(sql, *args)  # type: ignore[arg-type]
+
+    def connect(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Failing)
+
+    catalog = Catalog(path, connect=connect)
+    with pytest.raises(CatalogDamaged, match="injected"):
+        catalog.write(lambda db: None)
+    catalog.close()
+    end = said[said.index("COMMIT") :]
+    assert end.index("ROLLBACK") < end.index(f"PRAGMA user_version={FORMAT}") and end.count("COMMIT") == 2
 
 
 def test_a_full_disk_is_told_by_sqlite_itself(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def count(db: Db, table: str) -> int:
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=60, stateful_step_count=40)
+TestHistories.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 # -- single cases
@@ -344,6 +344,18 @@ def test_a_deleted_parent_leaves_what_its_fork_uses() -> None:
     assert [at.checksum for at in freed] == [(10).to_bytes(16, "little")]
     assert content.read_tokens(db, child.lineage, 0, 43).tolist() == list(range(43))
     assert len(list(content.iter_blocks(db, child.lineage))) == 11
+
+
+def test_chains_of_forks_do_not_grow_longer_than_they_must() -> None:
+    db = open_db()
+    _, row = history(db, 8)
+    for number in range(2, 12):
+        row = lineage.fork(db, row, replace(row, id=f"w{number}", name=f"w{number}"), None)
+    assert len(content.spans(db, row.lineage)) == 2
+    for number in range(1, 11):
+        lineage.delete(db, workspace_row(db, f"w{number}"))
+    assert len(list(LINEAGES.rows(db))) == 2
+    assert content.read_tokens(db, row.lineage, 0, 8).tolist() == list(range(8))
 
 
 def test_segments_of_a_deleted_workspace_go_to_the_next_writer() -> None:
