@@ -49,7 +49,7 @@ GEMMA3 = PackagedModel(
 hypothesis_settings.register_profile("suite", deadline=None, derandomize=True, database=None)
 hypothesis_settings.load_profile("suite")
 
-# A shell starts background jobs with SIGINT ignored, and children inherit that: tests that send it need it back.
+# Background jobs of a shell ignore SIGINT, and children inherit that: tests that send it need it back.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -88,9 +88,8 @@ ABLATIONS = {
 }
 
 
-def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> list[str]:
+def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> Iterator[str]:
     """Each saving off in turn. Every question is asked twice: the second recall finds its blocks resident."""
-    lines = []
     for name, off in ABLATIONS.items():
         with history(model, replace(settings, first_pass="current", **off), n_history) as (ws, _):
             apply_s, total_s, n_noop = [], [], 0
@@ -101,9 +100,8 @@ def ablations(model: str, settings: Settings, n_history: int, n_rounds: int) -> 
                     total_s.append(report.timings.total_s)
                     n_noop += report.noop
                     resident = np.mean([b.resident for b in report.blocks])
-            lines.append(
+            yield (
                 f"{name:14} apply {1e3 * np.median(apply_s):7.2f} ms   "
                 f"recall {1e3 * np.median(total_s):7.1f} ms   "
                 f"{n_noop} of {len(total_s)} without replay   {100 * resident:.0f}% of the last view resident"
             )
-    return lines
