@@ -25,6 +25,7 @@ QUESTIONS: Final = (
     "Which option sets the path where the slot KV cache is saved?",
     "How does one turn on the Prometheus metrics endpoint?",
 )
+N_CHARACTERS: Final = 80_000  # of the manual: over three windows of the built-in model, minutes to read
 N_VIEW: Final = 2048  # tokens: a quarter of the built-in model's window
 N_ANSWER: Final = 48  # tokens
 N_SHOWN: Final = 5  # recalled blocks
@@ -45,12 +46,13 @@ def demo(
             str(file), "it is not here", hint="Run scripts/demo in the source tree, or name a text file."
         )
     (document,) = read_documents([str(file)], warn, stdin=False)
+    text = document.text[:N_CHARACTERS] if file == MANUAL else document.text
     settings = replace(settings, n_ctx=settings.n_ctx or N_VIEW, temp=0.0)
     presenter = TextPresenter(show_recall=False)
     with opened_workspace(settings, settings.system_prompt) as workspace:
         note(f"reading {document.source} ...")
         began = time.monotonic()
-        show(workspace.read(document.text, source=document.source), presenter)
+        show(workspace.read(text, source=document.source), presenter)
         read_s = time.monotonic() - began
         n_read, n_view = workspace.n_tokens, workspace.n_view
         print(
