@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from kvmem_llama.errors import InvalidOption, KvmemError, StoreError, StoreFull
+from kvmem_llama.errors import InvalidOption, KvmemError, StoreFull
 
 from .disk import DiskStore
+from .disk_records import DiskRecords
 from .entries import PENDING, Entries, Entry, Stage
 from .fetch import Fetcher
 from .location import Location
@@ -38,7 +37,7 @@ class TierStats:
     n_put_waits: int  # puts that waited for room in the pool, by all its stores
 
 
-class TieredStore:
+class TieredStore(DiskRecords):
     """A BlockStore whose records outlive the process, and the RecordFiles of its catalog.
 
     A record that is put goes to disk at once, on a thread of its own. `flush` waits for that; then `locate`
@@ -65,13 +64,11 @@ class TieredStore:
             raise InvalidOption(
                 "--host-budget", pool.budget, f"must hold at least 2 records of {nbytes} bytes"
             )
+        super().__init__(disk, durable=durable)
         self._pool: Final = pool
-        self._disk: Final = disk
-        self._durable: Final = durable
         self._entries: Final = Entries()
         self._writer: Final = Writer(self._entries, pool, disk, fall, stage_out=stage_out, durable=durable)
         self._fetcher: Final = Fetcher(self._entries, pool, disk)
-        self._written: set[int] = set()  # segments that `write` wrote to since the last `sync`
         self._is_closed = False
 
     # -- what the memory uses: see BlockStore
@@ -202,48 +199,12 @@ class TieredStore:
             self._entries.live(ref)
             return self._pool.heat(ref.slot)
 
-    def settle(self, kept: Sequence[Location], freed: Sequence[Location]) -> None:
-        for location in kept:
-            self._disk.keep(location)
-        for location in freed:
-            self._disk.release(location)
-
     def moved(self, places: Mapping[Location, Location]) -> None:
         """The catalog names records at other locations now; to be called before the old ones are settled."""
         with self._entries.changed:
             for _, entry in self._entries:
                 if entry.location is not None:
                     entry.location = places.get(entry.location, entry.location)
-
-    def read(self, location: Location) -> Record:
-        record = np.empty(self._disk.format.record_nbytes, np.uint8)
-        error = self._disk.read([location], [record])[0]
-        if error is not None:
-            raise error
-        return record
-
-    def write(self, record: Record, *, avoid: Iterable[int] = ()) -> Location:
-        written = self._disk.write([record], avoid)
-        if written.error is not None:
-            raise written.error
-        self._written.add(written.locations[0].segment)
-        return written.locations[0]
-
-    def sync(self) -> None:
-        written, self._written = self._written, set()
-        failures: Mapping[int, StoreError] = self._disk.sync() if self._durable else {}
-        for number in written & failures.keys():
-            raise failures[number]
-
-    def seal(self, number: int) -> None:
-        """No more records go to this segment: before it is emptied."""
-        self._disk.seal(number)
-
-    def erase(self, location: Location) -> None:
-        self._disk.erase(location)
-
-    def drop_segment(self, number: int) -> None:
-        self._disk.drop_segment(number)
 
     def close(self) -> None:
         """Joins the worker and forgets every reference. What was not flushed is lost."""
