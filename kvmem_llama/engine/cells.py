@@ -20,10 +20,6 @@ Cell = NewType("Cell", int)
 
 Cells: TypeAlias = NDArray[np.int32]
 
-_CHUNK: Final = (
-    512  # cells under one counter: a search looks at n_cells / 512 counters and then at few chunks
-)
-
 
 class PoolExhausted(EngineError):
     """More cells were asked for than are free. A view sizes itself so that this cannot happen."""
@@ -42,10 +38,9 @@ class CellPool:
         if n_cells < 1:
             raise ValueError(f"n_cells must be at least 1, not {n_cells}")
         self.n_cells: Final = n_cells
-        n_chunks = -(-n_cells // _CHUNK)
-        self._free = np.zeros(n_chunks * _CHUNK, dtype=np.bool_)  # padding beyond n_cells is never free
-        self._free[:n_cells] = True
-        self._free_in_chunk = self._free.reshape(n_chunks, _CHUNK).sum(axis=1, dtype=np.int64)
+        # One byte a cell, as bytes for searches and as an array for everything else.
+        self._map = bytearray(b"\x01") * n_cells
+        self._free = np.frombuffer(self._map, dtype=np.bool_)
         self._n_free = n_cells
 
     @property
@@ -59,19 +54,12 @@ class CellPool:
     @property
     def highest_used(self) -> int:
         """The highest used cell; -1 when all are free."""
-        n_chunks = len(self._free_in_chunk)
-        size = np.full(n_chunks, _CHUNK, dtype=np.int64)
-        size[-1] = self.n_cells - (n_chunks - 1) * _CHUNK
-        used_chunks = np.flatnonzero(self._free_in_chunk < size)
-        if not len(used_chunks):
-            return -1
-        first = int(used_chunks[-1]) * _CHUNK
-        last = min(first + _CHUNK, self.n_cells)
-        return first + int(np.flatnonzero(~self._free[first:last])[-1])
+        return self._map.rfind(0)
 
     def is_used(self, cells: Cells) -> bool:
         """True if every one of `cells` is in range and allocated."""
-        cells = np.asarray(cells)
+        if len(cells) == 1:
+            return 0 <= cells[0] < self.n_cells and not self._map[cells[0]]
         in_range = bool(np.all((cells >= 0) & (cells < self.n_cells)))
         return in_range and not bool(self._free[cells].any())
 
@@ -85,20 +73,14 @@ class CellPool:
             raise ValueError(f"cannot allocate {n} cells")
         if n > self._n_free:
             raise PoolExhausted(f"{n} cells asked for, {self._n_free} of {self.n_cells} are free")
-        found: list[NDArray[np.int64]] = []
-        missing = n
         start = max(int(cell) + 1, 0)
-        first_chunk = start // _CHUNK
-        for chunk in first_chunk + np.flatnonzero(self._free_in_chunk[first_chunk:]) if n else ():
-            first = max(int(chunk) * _CHUNK, start)
-            hits = first + np.flatnonzero(self._free[first : (int(chunk) + 1) * _CHUNK])[:missing]
-            found.append(hits)
-            missing -= len(hits)
-            if not missing:
-                break
-        if missing:
-            raise PoolExhausted(f"{n} cells above cell {cell} asked for, {n - missing} are free")
-        cells = np.concatenate(found).astype(np.int32) if found else np.empty(0, dtype=np.int32)
+        if n == 1:  # as every token of an answer is
+            found = self._map.find(1, start)
+            cells = np.full(int(found >= 0), found, dtype=np.int32)
+        else:
+            cells = (start + np.flatnonzero(self._free[start:])[:n]).astype(np.int32)
+        if len(cells) < n:
+            raise PoolExhausted(f"{n} cells above cell {cell} asked for, {len(cells)} are free")
         self._mark(cells, free=False)
         return cells
 
@@ -121,7 +103,6 @@ class CellPool:
 
     def _mark(self, cells: NDArray[np.int32] | NDArray[np.int64], *, free: bool) -> None:
         self._free[cells] = free
-        np.add.at(self._free_in_chunk, cells // _CHUNK, 1 if free else -1)
         self._n_free += len(cells) if free else -len(cells)
 
 

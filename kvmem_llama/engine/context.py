@@ -78,6 +78,7 @@ class Context:
         self.n_threads: int = params.n_threads
         self.n_threads_batch: int = params.n_threads_batch
         self._row_logits = ctypes.c_float * self._n_vocab
+        self._rows: dict[int, F32] = {}  # by address
         self._bound: Batch | None = None
         self._c_batch: Any = None
         self._keep: tuple[object, ...] = ()
@@ -143,7 +144,9 @@ class Context:
                 f"there are no logits for token {index} of the batch", hint="Ask for them with the request."
             )
         address = ctypes.addressof(row.contents)
-        return np.ctypeslib.as_array(self._row_logits.from_address(address))
+        if address not in self._rows:  # llama.cpp has few such addresses, and rarely new ones
+            self._rows[address] = np.ctypeslib.as_array(self._row_logits.from_address(address))
+        return self._rows[address]
 
     def remove(self, seq: int, first: int = 0, end: int = -1) -> bool:
         """Empties the cells of `seq` at view positions first <= p < end (-1: no end). False: not possible."""

@@ -102,9 +102,11 @@ class Run:
         if not n or len(request.positions) != n or len(request.cells) != n:
             counts = f"{n} tokens, {len(request.positions)} positions, {len(request.cells)} cells"
             return ValueError(f"a request needs as many of each, at least one: {counts}")
-        if int(request.tokens.min()) < 0 or int(request.tokens.max()) >= self._core.decoder.n_vocab:
+        n_vocab = self._core.decoder.n_vocab
+        lowest, highest = (request.tokens.min(), request.tokens.max()) if n > 1 else (request.tokens[0],) * 2
+        if lowest < 0 or highest >= n_vocab:
             return ValueError("a token id outside the vocabulary")
-        if int(request.positions[0]) < 0 or (n > 1 and bool(np.any(np.diff(request.positions) <= 0))):
+        if request.positions[0] < 0 or (n > 1 and bool(np.any(np.diff(request.positions) <= 0))):
             return ValueError("view positions must ascend, from 0 or more")
         if not self._core.pool.is_used(request.cells) or (n > 1 and len(np.unique(request.cells)) != n):
             return ValueError("a cell that is not allocated, or the same cell twice")

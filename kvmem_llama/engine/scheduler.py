@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import Cancelled, CaptureMismatch, DecodeFailed, EngineClosed
 from .batching import Candidate, compose
 from .core import EngineCore
-from .requests import F32, I32, Batch, BatchHooks, Decode, Decoded, Phase
+from .requests import I32, Batch, BatchHooks, Decode, Decoded, Phase
 from .running import Run
 from .task import Task
 
@@ -68,7 +68,6 @@ class Scheduler:
         self._batch = Batch(core.decoder.n_batch)
         self._running: list[Run] = []
         self._observers: list[Observer] = []
-        self._logits: dict[int, F32] = {}  # by sequence, for the context overwrites its own
         self.n_batches = 0
 
     @property
@@ -161,8 +160,9 @@ class Scheduler:
             error = _check_captured(self._batch, *self._hooks.captured())
         if error is not None:
             self._forget_batch()
-        parts = tuple(PieceReport(p.run.task, p.request.seq, p.request.phase, p.n) for p in pieces)
-        self._report(BatchReport(number, parts, self._batch.n, seconds, rc, capture_q))
+        if self._observers:
+            parts = tuple(PieceReport(p.run.task, p.request.seq, p.request.phase, p.n) for p in pieces)
+            self._report(BatchReport(number, parts, self._batch.n, seconds, rc, capture_q))
         return error
 
     def _report(self, report: BatchReport) -> None:
@@ -179,11 +179,7 @@ class Scheduler:
         rows = np.arange(piece.first, piece.first + n_rows, dtype=np.int32)
         if not request.logits or n < len(request.tokens):
             return Decoded(n, rows, None)
-        logits = self._logits.get(request.seq)
-        if logits is None:
-            logits = self._logits[request.seq] = np.empty(self._decoder.n_vocab, dtype=np.float32)
-        np.copyto(logits, self._decoder.logits(piece.first + n - 1))
-        return Decoded(n, rows, logits)
+        return Decoded(n, rows, self._decoder.logits(piece.first + n - 1))
 
     def _forget_batch(self) -> None:
         """After a failure no token of the batch may stay visible, whatever llama.cpp undid itself.
@@ -205,7 +201,7 @@ class Scheduler:
 
 def _check_captured(batch: Batch, seqs: I32, positions: I32) -> CaptureMismatch | None:
     """Row i of the capture must be token i of the batch: a row too few, or of another token, is worthless."""
-    if np.array_equal(seqs, batch.seqs) and np.array_equal(positions, batch.positions):
+    if seqs.tobytes() == batch.seqs.tobytes() and positions.tobytes() == batch.positions.tobytes():
         return None
     return CaptureMismatch(_rows(batch.seqs, batch.positions), _rows(seqs, positions))
 
