@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .engine.machine import total_memory
-from .errors import InvalidOption, WorkspaceExists, WorkspaceNotFound
+from .errors import InvalidOption, RecordDamaged, WorkspaceExists, WorkspaceNotFound
 from .memory.index import CHUNK_BLOCKS
+from .native.host_memory import host_memory
 from .settings import Settings
 from .store.binding import Binding
 from .store.durable import Durable
@@ -20,7 +23,9 @@ from .store.loading import restore
 from .store.location import Location
 from .store.names import Place
 from .store.pool import HostPool
+from .store.raw_k import RawK
 from .store.readers import Readers
+from .store.records import NotStored, Record
 from .store.root import Root
 from .store.steps import MeanOf, Restored
 from .store.tiered import TieredStore
@@ -29,9 +34,13 @@ _SHARE_OF_RAM: Final = 4
 
 
 class Opened:
-    """A durable workspace that is open for writing. Close it: until then nobody else can write to it."""
+    """A durable workspace that is open. Close it: until then nobody else can write to it, unless it is only
+    read here."""
 
-    def __init__(self, holding: Holding, store: TieredStore, journal: Durable, restored: Restored) -> None:
+    def __init__(
+        self, holding: Holding, store: TieredStore, journal: Durable | None, restored: Restored
+    ) -> None:
+        """journal: None if it is only read; then what is added to it is gone when it is closed."""
         self.holding: Final = holding
         self.store: Final = store
         self.journal: Final = journal
@@ -42,6 +51,10 @@ class Opened:
     @property
     def name(self) -> str:
         return self.holding.name
+
+    @property
+    def read_only(self) -> bool:
+        return self.journal is None
 
     def taken_over(self) -> None:
         """The history is in use: what was read of it is not kept twice."""
@@ -57,7 +70,7 @@ class Opened:
             try:
                 self.store.close()
             finally:
-                self.journal.close()
+                self.holding.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +82,29 @@ class _Shared:
 class Shelf:
     """Opens durable workspaces that fit one engine. Any thread."""
 
-    def __init__(self, settings: Settings, binding: Binding, mean_of: MeanOf) -> None:
-        """binding, mean_of: of the engine's model and layout (store.binding, memory.index)."""
+    def __init__(self, settings: Settings, binding: Binding, raw_k: RawK, mean_of: MeanOf) -> None:
+        """binding, raw_k, mean_of: of the engine's model and layout (store.binding, store.raw_k,
+        memory.index)."""
         self.root: Final = Root(settings.data_path, durability=settings.durability)
         self._settings: Final = settings
         self._binding: Final = binding
+        self._raw_k: Final = raw_k
         self._mean_of: Final = mean_of
         self._lock: Final = threading.Lock()
         self._shared: _Shared | None = None
         self._open: list[Opened] = []
 
-    def open(self, name: str, *, create: bool, policy: str, system: str | None) -> Opened:
+    def open(
+        self, name: str, *, create: bool, policy: str, system: str | None, read_only: bool = False
+    ) -> Opened:
         """The workspace `name`, made if there is none and `create` is set.
 
+        read_only: as it is now, whoever writes to it; nothing is made or written.
         Raises InvalidName, WorkspaceNotFound, StoreLocked, WorkspaceMismatch, FormatTooNew, StoreFull,
         StoreFailed, StoreDamaged; InvalidOption if it was made with another policy or system prompt.
         """
-        place = self._place(name, create=create, policy=policy, system=system)
-        opened = self._load(Holding.open(self.root, place, self._binding))
+        place = self._place(name, create=create and not read_only, policy=policy, system=system)
+        opened = self._load(Holding.open(self.root, place, self._binding, read_only=read_only))
         restored = opened.restored
         try:
             if restored.policy != policy:
@@ -102,7 +120,9 @@ class Shelf:
         return opened
 
     def fork(self, opened: Opened, name: str) -> Opened:
-        """A new workspace with the same committed history. On the owner thread of the old one's engine."""
+        """A new workspace with the same committed history. On the owner thread of the old one's engine; not
+        of one that is only read."""
+        assert opened.journal is not None
         return self._load(opened.journal.fork(name))
 
     def close_one(self, opened: Opened) -> None:
@@ -143,26 +163,42 @@ class Shelf:
         def fall(locations: Sequence[Location]) -> None:
             journals[0].fall(locations)
 
+        def mean_of(stored: Record, count: int) -> NDArray[np.float16]:
+            return self._mean_of(self._raw_k.decode(stored), count)
+
         store: TieredStore | None = None
         try:
             disk = holding.open_disk(
                 segment_records=settings.segment_records, budget=settings.disk_budget, readers=shared.readers
             )
             try:
-                store = TieredStore(shared.pool, disk, fall=fall, durable=settings.durability == "full")
+                store = TieredStore(
+                    shared.pool,
+                    disk,
+                    fall=fall,
+                    raw_k=self._raw_k,
+                    stage_out=settings.stage_out,
+                    durable=settings.durability == "full",
+                    read_only=holding.read_only,
+                )
             except BaseException:
                 disk.close()
                 raise
-            journals.append(Durable(holding, store))
+            if not holding.read_only:
+                journals.append(Durable(holding, store))
             restored = restore(
-                holding, store, self._mean_of, scored=settings.scored_layers(), chunk_blocks=CHUNK_BLOCKS
+                holding, store, mean_of, scored=settings.scored_layers(), chunk_blocks=CHUNK_BLOCKS
             )
+            last = restored.blocks[-1] if restored.blocks else None
+            if holding.read_only and last is not None and last.count < settings.block_size:
+                with contextlib.suppress(NotStored, RecordDamaged):  # then it is computed again
+                    store.hold(last.ref)  # the writer's next commit takes its place
         except BaseException:
             if store is not None:
                 store.close()
             holding.close()
             raise
-        opened = Opened(holding, store, journals[0], restored)
+        opened = Opened(holding, store, journals[0] if journals else None, restored)
         with self._lock:
             self._open.append(opened)
         return opened
@@ -171,5 +207,6 @@ class Shelf:
         with self._lock:
             if self._shared is None:
                 budget = self._settings.host_budget or total_memory() // _SHARE_OF_RAM
-                self._shared = _Shared(HostPool(budget), Readers())
+                memory = host_memory(self._settings)
+                self._shared = _Shared(HostPool(budget, memory=memory), Readers())
             return self._shared

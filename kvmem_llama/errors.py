@@ -112,9 +112,8 @@ class InvalidOption(BudgetError):
     """Option `name` has a `value` that it cannot take."""
 
     def __init__(self, name: str, value: object, why: str, *, hint: str = "") -> None:
-        super().__init__(
-            f"{name} = {value!r}: {why}", hint=hint or "See `kvmem ask --help` or docs/options.md."
-        )
+        given = name if value is True else f"{name} = {value!r}"  # a flag has no value of its own
+        super().__init__(f"{given}: {why}", hint=hint or "See `kvmem ask --help` or docs/options.md.")
         self.name = name
         self.value = value
         self.why = why
@@ -241,7 +240,7 @@ class StoreLocked(StoreError):
     def __init__(self, name: str, holder: str, *, hint: str = "") -> None:
         super().__init__(
             f"the workspace {name!r:.220} is in use by {holder}",
-            hint=hint or "Close it there, or open it read-only here.",
+            hint=hint or "Close it there, or open it read-only here (--read-only; read_only=True).",
         )
         self.name = name
         self.holder = holder

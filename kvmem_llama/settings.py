@@ -104,7 +104,9 @@ class Settings:
         _MEMORY, "auto", "positions of recalled blocks: packed, as they were, or as they were while it fits",
         choices=("auto", "compact", "original"))
     raw_k_type: str = _option(
-        _MEMORY, "f16", "storage type of the K of blocks outside the cells", choices=("f16", "f32"))
+        _MEMORY, "f16",
+        "storage type of the K of blocks outside the cells; bf16 and q8_0 on disk only, in RAM these are f16",
+        choices=("f16", "f32", "bf16", "q8_0"))
 
     data_dir: str = _option(
         _STORE, "", "folder of durable workspaces; empty: $XDG_DATA_HOME/kvmem/workspaces or "
@@ -164,6 +166,8 @@ class Settings:
     reuse_resident: bool = _option(_RESEARCH, True, "keep blocks that are still in cells")
     packing: bool = _option(_RESEARCH, True, "write incoming blocks in one packed transfer")
     replay_shortcut: bool = _option(_RESEARCH, True, "skip the replay when the view does not change")
+    stage_out: bool = _option(
+        _RESEARCH, True, "write blocks to disk while the next tokens are computed; off: when a step commits")
 
     cache_dir: str = _option(
         _PROGRAM, "", "folder of unpacked models; empty: $XDG_CACHE_HOME/kvmem or ~/.cache/kvmem",

@@ -30,6 +30,7 @@ from .native.layout import I32
 from .policies import KVMem, MemoryStats, Policy, make_policy
 from .settings import Settings
 from .store.binding import Binding
+from .store.raw_k import RawK
 
 
 def open_engine(model_path: str | Path, settings: Settings) -> WorkspaceEngine:
@@ -59,16 +60,21 @@ class WorkspaceEngine(Engine):
         create: bool = True,
         policy: str | None = None,
         system: str | None = None,
+        read_only: bool = False,
     ) -> Workspace:
         """A workspace. name: of a durable one, which is opened as it was left, or made if there is none and
         `create` is set; None: an empty one that ends with the engine.
 
         policy: what its model attends to; None: that of the settings.
+        read_only: of a durable one: as it is now, also while somebody else writes to it. Everything but a
+        fork works, and all of it is in RAM only: what is stored does not change.
         Raises InvalidOption, ModelUnsupported (the model cannot serve the policy), EngineClosed, or
         StoreError: a durable workspace is not there, is in use, does not fit the model, cannot be read ...
         """
         chosen = policy or self.core.settings.policy
         if name is None:
+            if read_only:
+                raise InvalidOption("read_only", True, "only a workspace with a name can be read-only")
             memory = self.call(lambda core: make_policy(chosen, core))
             return Workspace(self, memory, Conversation(self.core.model.vocab, self._template(), system))
         if chosen != KVMem.name:
@@ -76,7 +82,7 @@ class WorkspaceEngine(Engine):
                 "--policy", chosen, "its workspaces are not kept",
                 hint=f"Leave out the name of the workspace, or use --policy {KVMem.name}.",
             )  # fmt: skip
-        opened = self.shelf.open(name, create=create, policy=chosen, system=system)
+        opened = self.shelf.open(name, create=create, policy=chosen, system=system, read_only=read_only)
         return self._on(opened)
 
     @property
@@ -92,7 +98,8 @@ class WorkspaceEngine(Engine):
             if self._shelf is None:
                 hooks = core.hooks
                 binding = Binding.of(core.model.info, hooks.layers, hooks.layout, core.settings)
-                self._shelf = Shelf(core.settings, binding, mean_of(hooks.layers, hooks.layout))
+                mean = mean_of(hooks.layers, hooks.layout)
+                self._shelf = Shelf(core.settings, binding, RawK.of(hooks.layout), mean)
             return self._shelf
 
     def close(self) -> None:
@@ -173,6 +180,11 @@ class Workspace:
     def name(self) -> str | None:
         """Of a durable workspace."""
         return None if self._opened is None else self._opened.name
+
+    @property
+    def read_only(self) -> bool:
+        """What is added to it is gone when it is closed, and what is stored does not change."""
+        return self._opened is not None and self._opened.read_only
 
     @property
     def n_tokens(self) -> int:
@@ -279,9 +291,14 @@ class Workspace:
         """A workspace of its own with the same history; the two share what neither can change.
 
         name: of the new one; a durable workspace has durable forks only, others have none.
-        Raises InvalidOption, or as WorkspaceEngine.workspace.
+        Raises InvalidOption, also for one that is read-only, or as WorkspaceEngine.workspace.
         """
         with self._idle():
+            if self.read_only:
+                raise InvalidOption(
+                    "fork", name, f"the workspace {self.name!r} is open read-only",
+                    hint="Open it for writing to fork it, or open it read-only once more.",
+                )  # fmt: skip
             if self._opened is not None:
                 if name is None:
                     raise InvalidOption(

@@ -76,15 +76,27 @@ class Memory:
         budget: int = 0,
         binding: Binding | None = None,
         holding: Holding | None = None,
+        pool: HostPool | None = None,
     ) -> None:
         self.root = root
         self.place = place
         self.holding = holding or Holding.open(root, place, binding or make_binding(), read_only=read_only)
-        self.pool = HostPool(host_records * (N_K + N_V))
-        self.disk = self.holding.open_disk(segment_records=SEGMENT, budget=budget)
+        self.pool = pool or HostPool(host_records * (N_K + N_V))
+        try:
+            self.disk = self.holding.open_disk(segment_records=SEGMENT, budget=budget)
+        except BaseException:
+            self.holding.close()
+            raise
         self.store = TieredStore(self.pool, self.disk, fall=self._fall, durable=root.durability == "full")
-        self.journal = Durable(self.holding, self.store)
-        self.restored: Restored = restore(self.holding, self.store, mean_of, scored=None, chunk_blocks=CHUNK)
+        try:
+            self.journal = Durable(self.holding, self.store)
+            self.restored: Restored = restore(
+                self.holding, self.store, mean_of, scored=None, chunk_blocks=CHUNK
+            )
+        except BaseException:
+            self.store.close()
+            self.holding.close()
+            raise
         self.tokens: list[int] = self.restored.tokens.tolist()
         self.blocks = list(self.restored.blocks)
         self.ahead = list(self.restored.ahead)
@@ -155,7 +167,7 @@ class Memory:
 
     def fork(self, name: str) -> Memory:
         holding = self.journal.fork(name)
-        return Memory(self.root, holding.place, holding=holding)
+        return Memory(self.root, holding.place, holding=holding, pool=self.pool)
 
     def close(self) -> None:
         self.store.close()

@@ -26,6 +26,7 @@ from kvmem_llama.memory.report import (
     StepResult,
     TextPiece,
 )
+from kvmem_llama.policies.policy import MemoryStats
 from kvmem_llama.settings import Settings
 
 
@@ -45,6 +46,8 @@ class Script:
     settings: Settings | None = None
     model: Path | None = None
     name: str | None = None
+    create: bool = True
+    read_only: bool = False
     policy: str | None = None
     system: str | None = None
     asked: list[tuple[str, list[tuple[str, str]], Any, int]] = field(default_factory=list)
@@ -79,15 +82,25 @@ class _Closing:
 
 class FakeEngine(_Closing):
     def workspace(
-        self, name: str | None = None, *, policy: str | None = None, system: str | None = None
+        self,
+        name: str | None = None,
+        *,
+        create: bool = True,
+        policy: str | None = None,
+        system: str | None = None,
+        read_only: bool = False,
     ) -> FakeWorkspace:
         self.script.name, self.script.policy, self.script.system = name, policy, system
+        self.script.create, self.script.read_only = create, read_only
         return FakeWorkspace(self.script)
 
 
 class FakeWorkspace(_Closing):
     n_tokens = 0
     n_view = 512
+
+    def stats(self) -> MemoryStats:
+        return MemoryStats("kvmem", n_tokens=261, n_view=512, n_resident=261, n_hidden=0, n_cells_used=261)
 
     def ask(
         self,

@@ -1,4 +1,4 @@
-"""Systems that fail: errors and short counts at a chosen call, points to stop at, and power cuts."""
+"""Systems that fail: errors and short counts at a chosen call, and points to stop at."""
 
 from __future__ import annotations
 
@@ -136,83 +136,6 @@ class Stops(Files):
         self.points[point] += 1
         if point in self.on:
             self.on[point]()
-
-
-class PowerCut(System):
-    """A system that forgets what was not synced: `cut` brings files and names back to their last sync.
-
-    kill -9 leaves the page cache in place, so only this shows that a sync is missing.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skip_syncs = False  # a defect to be found
-        self._paths: dict[int, Path] = {}
-        self._data: list[
-            tuple[Path, int, bytes, int]
-        ] = []  # (file, offset, old bytes, old length), newest last
-        self._names: list[tuple[Path, Callable[[], None]]] = []  # (folder, how to undo), newest last
-        self._lock = threading.RLock()
-
-    def open(self, path: Path, flags: int, mode: int) -> int:
-        with self._lock:
-            is_new = bool(flags & os.O_CREAT) and not path.exists()
-            fd = super().open(path, flags, mode)
-            self._paths[fd] = path
-            if is_new:
-                self._names.append((path.parent, lambda: path.unlink(missing_ok=True)))
-            return fd
-
-    def pwritev(self, fd: int, buffers: Buffers, offset: int) -> int:
-        with self._lock:
-            size = os.fstat(fd).st_size
-            old = self._read(self._paths[fd], offset, sum(b.nbytes for b in buffers))
-            n = super().pwritev(fd, buffers, offset)
-            self._data.append((self._paths[fd], offset, old, size))
-            return n
-
-    def ftruncate(self, fd: int, nbytes: int) -> None:
-        with self._lock:
-            path, size = self._paths[fd], os.fstat(fd).st_size
-            super().ftruncate(fd, nbytes)
-            self._data.append((path, 0, b"", size))
-
-    def rename(self, old: Path, new: Path) -> None:
-        with self._lock:
-            super().rename(old, new)
-            self._data = [(new if path == old else path, *rest) for path, *rest in self._data]
-            self._names.append((new.parent, lambda: os.rename(new, old) if new.exists() else None))
-
-    def fsync(self, fd: int) -> None:
-        with self._lock:
-            path = self._paths.get(fd)
-            if self.skip_syncs or path is None:
-                return
-            if path.is_dir():
-                self._names = [(folder, undo) for folder, undo in self._names if folder != path]
-            else:
-                self._data = [change for change in self._data if change[0] != path]
-
-    def cut(self) -> None:
-        """The power fails."""
-        with self._lock:
-            for path, offset, old, size in reversed(self._data):
-                if path.exists():
-                    self._restore(path, offset, old, size)
-            for _, undo in reversed(self._names):
-                undo()
-            self._data, self._names = [], []
-
-    def _read(self, path: Path, offset: int, nbytes: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(nbytes)
-
-    def _restore(self, path: Path, offset: int, old: bytes, size: int) -> None:
-        with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(old)
-            file.truncate(size)
 
 
 def flip(path: Path, byte: int, bit: int = 0) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from durable_run import Memory, make_memory, make_root
@@ -22,7 +23,8 @@ from kvmem_llama.store.names import Place
 from kvmem_llama.store.repair import verify_family
 from kvmem_llama.store.root import Root
 
-N_WRITERS = 3
+N_WRITERS = 3  # processes with one workspace each
+N_TOGETHER = 2  # workspaces of one more process, each with a thread
 
 
 def opened(root: Root, place: Place) -> Memory:
@@ -38,10 +40,9 @@ def delete(root: Root, place: Place) -> None:
             return delete_workspace(root, place)
 
 
-def write(folder: Path, number: int, end: float) -> None:
+def write(folder: Path, root: Root, number: int, end: float) -> None:
     """Everything a writer can do, on a workspace of its own and forks of it."""
     rng = random.Random(number)
-    root = make_root(folder)
     memory = opened(root, root.find(f"fork {number}"))
     n = 0
     while time.monotonic() < end:
@@ -74,7 +75,16 @@ def write(folder: Path, number: int, end: float) -> None:
             memory.check()
     memory.check()
     memory.close()
-    assert n > 10
+    assert n > 10, f"only {n} operations"
+
+
+def write_together(folder: Path, numbers: range, end: float) -> None:
+    """Writers that share a process, and what it has open."""
+    root = make_root(folder)
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        done = [threads.submit(write, folder, root, number, end) for number in numbers]
+    for one in done:
+        one.result()
 
 
 def look(folder: Path, end: float) -> None:
@@ -90,12 +100,16 @@ def look(folder: Path, end: float) -> None:
 def main(folder: Path, seconds: float) -> int:
     root = make_root(folder)
     memory = make_memory(root, "base", 37)
-    for number in range(N_WRITERS):
+    for number in range(N_WRITERS + N_TOGETHER):
         memory.fork(f"fork {number}").close()
     memory.close()
     end = time.monotonic() + seconds
     jobs: list[Callable[[], None]] = [
-        *(lambda number=number: write(folder, number, end) for number in range(N_WRITERS)),  # type: ignore[misc]
+        *(
+            lambda number=number: write(folder, make_root(folder), number, end)  # type: ignore[misc]
+            for number in range(N_WRITERS)
+        ),
+        lambda: write_together(folder, range(N_WRITERS, N_WRITERS + N_TOGETHER), end),
         lambda: look(folder, end),
     ]
     children = []

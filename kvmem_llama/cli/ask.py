@@ -10,7 +10,8 @@ from ..errors import Cancelled, KvmemError
 from ..settings import Settings
 from .inputs import Document, from_argument, read_documents
 from .messages import warn
-from .opening import chosen_workspace
+from .opening import Chosen, chosen_workspace
+from .parameters import GoOn, ReadOnly, ShowRecall, Workspace
 
 
 def ask(
@@ -22,27 +23,19 @@ def ask(
             "--file", "-f", metavar="FILE", help="text to read first; may be repeated; - is standard input"
         ),
     ] = None,
-    workspace: Annotated[
-        str | None,
-        typer.Option(
-            "--workspace", "-w", metavar="NAME", help="go on in this durable workspace; it is made if need be"
-        ),
-    ] = None,
-    go_on: Annotated[
-        bool, typer.Option("--continue", help="go on in the durable workspace that was used last")
-    ] = False,
-    show_recall: Annotated[
-        bool, typer.Option("--show-recall", help="show which blocks were recalled, and why")
-    ] = False,
+    workspace: Workspace = None,
+    go_on: GoOn = False,
+    read_only: ReadOnly = False,
+    show_recall: ShowRecall = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print every event as a line of JSON instead of the answer")
     ] = False,
 ) -> None:
     """Read files (or standard input), then answer QUESTION about them."""
     try:
-        name = chosen_workspace(settings, workspace, go_on=go_on)
+        chosen = chosen_workspace(settings, workspace, go_on=go_on, read_only=read_only)
         documents = read_documents(file or [], warn, stdin=True)
-        _answer(settings, name, question, documents, show_recall=show_recall, as_json=as_json)
+        _answer(settings, chosen, question, documents, show_recall=show_recall, as_json=as_json)
     except KvmemError as error:
         if as_json:
             from .json_lines import emit_error
@@ -53,7 +46,7 @@ def ask(
 
 def _answer(
     settings: Settings,
-    name: str | None,
+    chosen: Chosen | None,
     question: str,
     documents: list[Document],
     *,
@@ -64,10 +57,12 @@ def _answer(
     from .opening import opened_workspace, sampling_of
     from .output import Presenter, TextPresenter, show
 
-    presenter: Presenter = JsonPresenter() if as_json else TextPresenter(show_recall=show_recall)
     text = from_argument(question, "the question", warn)
     system = from_argument(settings.system_prompt, "the system prompt", warn)
-    with opened_workspace(settings, system, name) as workspace:
+    with opened_workspace(settings, system, chosen) as workspace:
+        presenter: Presenter = TextPresenter(show_recall=show_recall)
+        if as_json:
+            presenter = JsonPresenter(None if chosen is None else workspace.stats)
         stream = workspace.ask(
             text,
             [(document.source, document.text) for document in documents],

@@ -13,6 +13,8 @@ from ..settings import Settings
 from .inputs import Document, from_argument, from_stdin, read_documents
 from .interrupts import Interrupts
 from .messages import note, report_error, warn
+from .parameters import GoOn, ReadOnly, ShowRecall
+from .parameters import Workspace as NamedWorkspace
 
 if TYPE_CHECKING:
     from ..workspace import Workspace
@@ -30,18 +32,10 @@ def chat(
             "--file", "-f", metavar="FILE", help="text to read with the first message; may be repeated"
         ),
     ] = None,
-    workspace: Annotated[
-        str | None,
-        typer.Option(
-            "--workspace", "-w", metavar="NAME", help="go on in this durable workspace; it is made if need be"
-        ),
-    ] = None,
-    go_on: Annotated[
-        bool, typer.Option("--continue", help="go on in the durable workspace that was used last")
-    ] = False,
-    show_recall: Annotated[
-        bool, typer.Option("--show-recall", help="show which blocks were recalled, and why")
-    ] = False,
+    workspace: NamedWorkspace = None,
+    go_on: GoOn = False,
+    read_only: ReadOnly = False,
+    show_recall: ShowRecall = False,
 ) -> None:
     """Talk with the model; the conversation may outgrow its window.
 
@@ -51,13 +45,13 @@ def chat(
     """
     from .opening import chosen_workspace, opened_workspace
 
-    name = chosen_workspace(settings, workspace, go_on=go_on)
+    chosen = chosen_workspace(settings, workspace, go_on=go_on, read_only=read_only)
     documents = read_documents(file or [], warn, stdin=False)
     system = from_argument(settings.system_prompt, "the system prompt", warn)
 
     from .output import TextPresenter
 
-    with opened_workspace(settings, system, name) as opened:
+    with opened_workspace(settings, system, chosen) as opened:
         talk = _Conversation(settings, opened, documents, TextPresenter(show_recall=show_recall))
         talk.run()
     if talk.refused is not None and not _typed():

@@ -18,7 +18,7 @@ from .messages import note
 Facts = dict[str, Any]
 
 # Bits of one element in cells and records (ggml's block sizes).
-BITS: Final = {"f32": 32.0, "f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+BITS: Final = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 
 
 def doctor(
@@ -29,7 +29,7 @@ def doctor(
     report: dict[str, Facts] = {"program": _program()}
     failures: list[KvmemError] = []
     sections: list[tuple[str, Callable[[], Facts]]] = [
-        ("library", _library),
+        ("library", lambda: _library(settings)),
         ("kernels", _kernels),
         ("model", lambda: _model(settings)),
         ("memory", lambda: _memory(settings)),
@@ -64,11 +64,18 @@ def _program() -> Facts:
     return {"kvmem_llama": __version__, "python": sys.version.split()[0], "platform": sys.platform}
 
 
-def _library() -> Facts:
+def _library(settings: Settings) -> Facts:
     from ..native import library
 
     native = library.load()
-    return {"path": str(native.path), "patch_id": native.patch_id}
+
+    from ..native.host_memory import host_memory
+
+    return {
+        "path": str(native.path),
+        "patch_id": native.patch_id,
+        "host_pool": host_memory(settings, native.path).kind,
+    }
 
 
 def _kernels() -> Facts:

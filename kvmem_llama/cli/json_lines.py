@@ -6,17 +6,23 @@ import dataclasses
 import json
 import math
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..errors import KvmemError, exit_code
 from ..memory.report import Progress, RecallReport, StepResult, TextPiece
+
+if TYPE_CHECKING:
+    from ..policies import MemoryStats
 
 
 class JsonPresenter:
     """Every event, as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, stats: Callable[[], MemoryStats] | None = None) -> None:
+        """stats: of a durable workspace; told just before the end of a step."""
         self.answering = False
+        self._stats = stats
 
     def progress(self, event: Progress) -> None:
         emit("progress", phase=event.phase, done=event.done, total=event.total)
@@ -28,6 +34,8 @@ class JsonPresenter:
         emit("text", text=piece.text, token=piece.token)
 
     def finished(self, result: StepResult) -> None:
+        if self._stats is not None:
+            emit("stats", **dataclasses.asdict(self._stats()))
         # The reports were events of their own.
         fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "recalls"}
         emit("finished", **fields)

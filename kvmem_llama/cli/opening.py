@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import models
@@ -16,17 +17,34 @@ if TYPE_CHECKING:
     from ..workspace import Workspace
 
 
-def chosen_workspace(settings: Settings, name: str | None, *, go_on: bool) -> str | None:
-    """Name of the durable workspace to use: `name`, or of the one used last; None: none is wanted.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The durable workspace that a command uses."""
 
-    Raises InvalidOption if both are given or there is none to go on with; InvalidName.
+    name: str
+    must_exist: bool = False
+    read_only: bool = False
+
+
+def chosen_workspace(
+    settings: Settings, name: str | None, *, go_on: bool, read_only: bool = False
+) -> Chosen | None:
+    """The durable workspace to use: `name`, or the one used last; None: none is wanted.
+
+    Raises InvalidOption if both are given, there is none to go on with, or none was named to be only read;
+    InvalidName.
     """
     if not go_on:
         if name is None:
+            if read_only:
+                raise InvalidOption(
+                    "--read-only", True, "there is nothing to read",
+                    hint="Name a workspace with -w NAME, or use --continue.",
+                )  # fmt: skip
             return None
         from ..store.names import checked_name
 
-        return checked_name(name)
+        return Chosen(checked_name(name), must_exist=read_only, read_only=read_only)
     if name is not None:
         raise InvalidOption("--continue", name, "--workspace names one already", hint="Give one of them.")
 
@@ -38,12 +56,12 @@ def chosen_workspace(settings: Settings, name: str | None, *, go_on: bool) -> st
             "--continue", True, f"there is no workspace in {str(settings.data_path)!r}",
             hint="Begin one with -w NAME.",
         )  # fmt: skip
-    return last
+    return Chosen(last, must_exist=True, read_only=read_only)
 
 
 @contextmanager
-def opened_workspace(settings: Settings, system: str, name: str | None = None) -> Iterator[Workspace]:
-    """A workspace on a fresh engine; both are closed at the end. name: of a durable one; None: an empty one.
+def opened_workspace(settings: Settings, system: str, chosen: Chosen | None = None) -> Iterator[Workspace]:
+    """A workspace on a fresh engine; both are closed at the end. chosen: a durable one; None: an empty one.
     Raises KvmemError."""
     path = models.resolve(settings.model, settings.cache_path, note)
 
@@ -51,10 +69,18 @@ def opened_workspace(settings: Settings, system: str, name: str | None = None) -
 
     with (
         open_engine(path, settings) as engine,
-        engine.workspace(name, policy=settings.policy, system=system or None) as workspace,
+        engine.workspace(
+            chosen.name if chosen else None,
+            create=chosen is None or not chosen.must_exist,
+            policy=settings.policy,
+            system=system or None,
+            read_only=chosen is not None and chosen.read_only,
+        ) as workspace,
     ):
         if settings.n_ctx - workspace.n_view >= settings.block_size:
             warn(f"-c {settings.n_ctx} is cut to the {workspace.n_view} tokens the model was trained with")
+        if chosen is not None and chosen.read_only:
+            note(f"{chosen.name} is open read-only: nothing of this is kept")
         yield workspace
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ..errors import InputError, KvmemError, StoreFailed, exit_code
 from ..settings import Settings
 from .messages import note
 from .options import command
@@ -23,26 +25,43 @@ if TYPE_CHECKING:
     from ..store.names import Place
     from ..store.root import Root
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Manage durable workspaces."
-)
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_OPTIONS: Final = ("data_dir", "durability", "segment_records", "verbose")
+_READS: Final = ("data_dir", "verbose")  # options of commands that only look
+_WRITES: Final = ("data_dir", "durability", "segment_records", "verbose")
 _DAMAGED: Final = 8  # exit code of a check that found something, as of StoreDamaged
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="of the workspace", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print one line of JSON")]
 
 
-def _command(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+@app.callback(invoke_without_command=True)
+def _manage(context: typer.Context) -> None:
+    """Manage durable workspaces."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _command(
+    name: str, options: Sequence[str] = _WRITES
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def add(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(name)(command(function, _OPTIONS))
+        @functools.wraps(function)
+        def told(settings: Settings, *, as_json: bool, **own: Any) -> None:
+            try:
+                function(settings, as_json=as_json, **own)
+            except KvmemError as error:
+                if as_json:
+                    _emit_error(error)
+                raise
+
+        app.command(name)(command(told, options))
         return function
 
     return add
 
 
-@_command("ls")
+@_command("ls", _READS)
 def list_them(settings: Settings, as_json: Json = False) -> None:
     """List the workspaces."""
     found: list[dict[str, Any]] = [
@@ -59,6 +78,9 @@ def list_them(settings: Settings, as_json: Json = False) -> None:
     if as_json:
         _emit(workspaces=found)
         return
+    if not found:
+        note(f"no workspaces in {settings.data_path}")
+        return
     rows = [
         (w["name"] or f"({w['id']})", _count(w["tokens"]), w["model"] or w["error"] or "", _when(w["used"]))
         for w in found
@@ -66,7 +88,7 @@ def list_them(settings: Settings, as_json: Json = False) -> None:
     _table(("name", "tokens", "model", "used"), rows, right=(1,))
 
 
-@_command("show")
+@_command("show", _READS)
 def show(settings: Settings, name: Name, as_json: Json = False) -> None:
     """Show what a workspace holds."""
     from ..store.append import workspace_row
@@ -109,13 +131,18 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
     if as_json:
         _emit(**facts)
         return
-    shown = facts | {
-        "created": _when(row.created),
-        "used": _when(row.used),
-        "steps": ", ".join(f"{n} {kind}" for kind, n in steps.items()),
-        "pins": ", ".join(f"{start}..{end}" for start, end in pins),
-        "cache_types": ", ".join(facts["cache_types"]),
-    }
+    counts = {key: _count(value) for key, value in facts.items() if type(value) is int}
+    shown = (
+        facts
+        | counts
+        | {
+            "created": _when(row.created),
+            "used": _when(row.used),
+            "steps": ", ".join(f"{n} {kind}" for kind, n in steps.items()),
+            "pins": ", ".join(f"{start}..{end}" for start, end in pins),
+            "cache_types": ", ".join(facts["cache_types"]),
+        }
+    )
     _table(("", ""), [(key.replace("_", " "), "" if v is None else str(v)) for key, v in shown.items()])
 
 
@@ -126,7 +153,10 @@ def fork(
     new: Annotated[str, typer.Argument(metavar="NEW", help="name of the new one", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Make a workspace with the same history; what they have in common is stored once."""
+    """Make a workspace with the same history.
+
+    What the two have in common is stored once.
+    """
     from ..store.forking import fork_workspace
 
     with _opened(settings, name) as (holding, records):
@@ -140,13 +170,24 @@ def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="of workspaces", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Delete workspaces: their KV, index, tokens and text. Nobody is asked."""
+    """Delete workspaces, without asking.
+
+    Their KV, index, tokens and text. If one is not there, none is deleted.
+    """
     from ..store.deleting import delete_workspace
 
     root = _root(settings)
-    for name in names:
-        delete_workspace(root, root.find(name))
-    _done(as_json, "deleted: " + ", ".join(names), deleted=names)
+    places = {name: root.find(name) for name in names}
+    deleted: list[str] = []
+    try:
+        for name, place in places.items():
+            delete_workspace(root, place)
+            deleted.append(name)
+    except KvmemError:
+        if deleted:
+            note("deleted: " + ", ".join(deleted))
+        raise
+    _done(as_json, "deleted: " + ", ".join(deleted), deleted=deleted)
 
 
 @_command("rename")
@@ -166,12 +207,15 @@ def rename(
 def verify(
     settings: Settings,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="of the workspace; none: all", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="of the workspace; none: all", show_default=False)
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="mend what can be mended")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every byte of a workspace and of its forks. Exit code 8 if something was found."""
+    """Check every byte of a workspace and its forks.
+
+    Exit code 8 if something was found.
+    """
     from ..store.repair import verify_family
     from ..store.verify import Report
 
@@ -201,12 +245,17 @@ def verify(
 
 @_command("compact")
 def compact_it(settings: Settings, name: Name, as_json: Json = False) -> None:
-    """Give back the disk space that a workspace and its forks do not need."""
+    """Give back disk space that is not needed.
+
+    That of the workspace and its forks.
+    """
     from ..store.compact import compact
 
     with _opened(settings, name) as (holding, records):
         done = compact(holding, records)
     text = f"{name}: {done.bytes_before:,} bytes before, {done.bytes_after:,} after"
+    if done.bytes_after >= done.bytes_before:
+        text = f"{name}: {done.bytes_after:,} bytes, nothing to give back"
     _done(as_json, text, name=name, **dataclasses.asdict(done))
 
 
@@ -221,6 +270,10 @@ def export(
     """Write a workspace to one file."""
     from ..store.export import export_workspace
 
+    if not file.absolute().parent.is_dir():
+        raise StoreFailed(file.absolute().parent, "there is no such folder", hint="Make it first.")
+    if file.exists() and not replace:
+        raise StoreFailed(file, "it is there already", hint="Choose another name, or use --replace.")
     with _opened(settings, name) as (holding, records):
         done = export_workspace(holding, records, file.absolute(), replace=replace)
     text = f"{file}: {done.n_tokens:,} tokens, {done.n_records:,} of {done.n_blocks:,} records"
@@ -233,13 +286,16 @@ def import_it(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="made by export", show_default=False)],
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="of the workspace; none: as it was", show_default=False),
+        typer.Argument(metavar="NAME", help="of the workspace; none: as it was", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a workspace of an exported file."""
     from ..store.importing import import_workspace
 
+    if not file.is_file():
+        why = "it is no file" if file.exists() else "there is no such file"
+        raise InputError(repr(str(file)), why, hint="Give a file that `kvmem workspace export` made.")
     root = _root(settings)
     place = import_workspace(root, file.absolute(), name, segment_records=settings.segment_records)
     found = _name_of(root, place)
@@ -282,6 +338,10 @@ def _emit(**fields: Any) -> None:
     from .json_lines import plain
 
     sys.stdout.write(json.dumps(plain(fields), allow_nan=False) + "\n")
+
+
+def _emit_error(error: KvmemError) -> None:
+    _emit(error=type(error).__name__, message=error.what, hint=error.hint, exit_code=exit_code(error))
 
 
 def _done(as_json: bool, text: str, **fields: Any) -> None:

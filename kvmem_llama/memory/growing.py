@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import F32
 
+from .feeding import feed
 from .frame import frame_of_answer
 from .query_rows import QueryBuffer
 from .recall import recall
@@ -62,7 +63,7 @@ class RecallingGrowth:
         # The next recall comes when the room is used up: only the Q of the last tokens before it is wanted.
         query = self._tail_rows if self._room <= session.budget.n_query_tail else None
         session.history.extend([token])
-        return (yield from session.feed(at, at + 1, Phase.DECODE, logits=logits, query=query))
+        return (yield from feed(session, at, at + 1, Phase.DECODE, logits=logits, query=query))
 
     def drop(self, n_kept: int) -> None:
         self._session.drop_from(self._query[1] + n_kept)

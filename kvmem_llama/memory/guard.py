@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvmem_llama.errors import Cancelled, EngineClosed
+from kvmem_llama.errors import Cancelled, EngineClosed, StoreError
 
 from .session import Session
 
@@ -20,7 +20,8 @@ def provisional(session: Session, keep_until: int) -> Iterator[None]:
         yield
     except BaseException as error:
         try:
-            if isinstance(error, (Cancelled, EngineClosed, GeneratorExit)):
+            # StoreError: whatever could not be read or written, the view knows what its cells hold
+            if isinstance(error, (Cancelled, EngineClosed, GeneratorExit, StoreError)):
                 session.view.drop_from(session.history.n_committed)
                 session.view.slack.forget(session.history.n_committed)
             else:  # a failed decode, or a defect: the cells may hold something else than the view says

@@ -3,13 +3,14 @@ until `commit`; `rollback` restores the last commit."""
 
 from __future__ import annotations
 
+import contextlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from kvmem_llama.engine.cells import Cells
-from kvmem_llama.errors import RecordDamaged
+from kvmem_llama.errors import RecordDamaged, WorkspaceError
 from kvmem_llama.native.layout import I32
 from kvmem_llama.store.records import BlockStore, NotStored, Record, RecordRef
 from kvmem_llama.store.steps import Restored, StepFacts
@@ -38,8 +39,12 @@ class History:
         block: int,
         record_nbytes: int,
         ledger: Ledger | None = None,
+        *,
+        n_sink: int = 0,
+        no_rows: Callable[[], RecordRef] | None = None,
     ) -> None:
-        """ledger: of a durable history; whoever makes it closes its journal."""
+        """ledger: of a durable history; whoever makes it closes its journal. n_sink: tokens of the sink.
+        no_rows: names a new record of the store in the tokens tier; None: the store has none."""
         self.store = store
         self.ledger = ledger
         self.index = index
@@ -49,6 +54,8 @@ class History:
         self.pins: list[tuple[int, int]] = []
         self.n_committed = 0
         self._record_nbytes = record_nbytes
+        self._n_sink = n_sink
+        self._no_rows = no_rows
         self._tokens = array("i")
         self._tail = OpenTail(block, record_nbytes)
         # The committed partial block and its record, once a longer one took its place.
@@ -66,7 +73,7 @@ class History:
         self.unscored = list(restored.unscored)
         self.n_committed = self.n_tokens
         self.pins = list(restored.pins)
-        self.store.pin(self._refs_of([*self.pins, (max(self.n_tokens - 1, 0), self.n_tokens)]))
+        self.store.pin(list(self._wanted()))
         ahead = [
             (Block(TokenPos(block.start), len(block.ids), block.ref), block.ids) for block in restored.ahead
         ]
@@ -174,7 +181,8 @@ class History:
         self.n_committed = self.n_tokens
 
     def rollback(self, keep_until: int) -> None:
-        """Back to the last commit; complete blocks that end by token `keep_until` become orphans."""
+        """Back to the last commit; complete blocks that end by token `keep_until` become orphans, and durable
+        where the history is."""
         kept = self._n_kept
         run: list[tuple[Block, I32]] = []
         for block in self.table.truncate(kept):
@@ -189,18 +197,30 @@ class History:
         self.orphans.put(run)
         self.recomputed.clear()
         if self.ledger is not None:
+            with contextlib.suppress(WorkspaceError):  # then they are read again after a restart
+                self.ledger.read(len(run), lambda n: iter(run[n:]), is_end=True)
             self.ledger.forget()
+            self.orphans.drop_stuck()
         self._tail.drop_from(0)
         self._last = None
         del self._tokens[self.n_committed :]
 
     def cut(self, n_tokens: int) -> None:
-        """Drops the tokens from position `n_tokens` on. The rows left of a cut block are opened again, and
-        its mean is computed from them when it is put back: nothing is ever subtracted."""
+        """Drops the tokens from position `n_tokens` on, of a step that goes on. The rows left of a cut block
+        are opened again, and its mean is computed from them when it is put back: nothing is ever subtracted.
+
+        Raises RecordDamaged if they are lost.
+        """
         start = floor_to(self.block, n_tokens)
         block = self.table.at(start)
         if start < n_tokens and start not in self._tail and block is not None:
-            self._tail.open(start, copy_of=self.store.get(block.ref))
+            try:
+                self._tail.open(start, copy_of=self.store.get(block.ref))
+            except (NotStored, RecordDamaged) as error:
+                hint = "The step was undone. Ask again, with a larger --disk-budget."
+                raise RecordDamaged(
+                    f"the tokens {start}..{block.end}", "its rows are lost", hint=hint
+                ) from error
         for gone in self.table.truncate(start // self.block):
             if self.ledger is not None:
                 self.ledger.unlisted(gone)
@@ -210,10 +230,10 @@ class History:
         del self._tokens[n_tokens:]
 
     def truncate(self, n_tokens: int) -> None:
-        """Drops committed tokens. No step may be running.
+        """Drops committed tokens. No step may be running. Where the rows of the block that is cut are lost,
+        those of its remaining tokens are computed again by the next step.
 
-        Raises RecordDamaged if the record of the block that is cut is lost, or StoreError if a durable
-        history cannot be written; then nothing has changed.
+        Raises StoreError if a durable history cannot be written; then nothing has changed.
         """
         if n_tokens < self.n_committed:
             start = floor_to(self.block, n_tokens)
@@ -231,6 +251,7 @@ class History:
             self.unscored = [number for number in self.unscored if number < len(self.table)]
             if tail is not None and record is not None:
                 self.table.append(tail)
+                self.store.pin([tail.ref])
                 self.index.append(record, tail.count)
             del self._tokens[n_tokens:]
             self.n_committed = n_tokens
@@ -244,7 +265,7 @@ class History:
             self.ledger.journal.pin(pins)
         before = set(self._refs_of(self.pins))
         self.pins = pins
-        after = set(self._refs_of(pins))
+        after = self._wanted()
         self.store.pin(list(before - after), False)
         self.store.pin(list(after))
 
@@ -271,7 +292,14 @@ class History:
     def fork(self) -> History:
         """A history with the same committed tokens: full blocks are shared, the partial one is copied. It
         ends with the process."""
-        other = History(self.store, self.index.fork(), self.block, self._record_nbytes)
+        other = History(
+            self.store,
+            self.index.fork(),
+            self.block,
+            self._record_nbytes,
+            n_sink=self._n_sink,
+            no_rows=self._no_rows,
+        )
         other._tokens = self._tokens[:]
         other.n_committed = self.n_committed
         other.pins = list(self.pins)
@@ -281,6 +309,7 @@ class History:
                 self.store.share(block.ref)
             else:
                 ref = self.store.put(self.store.get(block.ref).copy())
+                self.store.pin([ref])
                 other.table.replace_last(Block(block.start, block.count, ref))
         return other
 
@@ -315,6 +344,17 @@ class History:
             if (block := self.table.at(at)) is not None
         ]
 
+    def _wanted(self) -> set[RecordRef]:
+        """Records of the blocks that every step needs: they must not fall to the tokens tier."""
+        last = (self.table.n_complete * self.block, self.table.n_tokens)
+        return set(self._refs_of([(0, self._n_sink), *self.pins, last]))
+
+    def _is_wanted(self, block: Block) -> bool:
+        is_fixed = any(
+            start < block.end and block.start < end for start, end in [(0, self._n_sink), *self.pins]
+        )
+        return is_fixed or block.count < self.block
+
     def _has_rows(self, start: int) -> bool:
         return start in self._tail or start in self.recomputed
 
@@ -324,11 +364,12 @@ class History:
         assert old is not None
         try:
             record = self.store.get(old.ref).copy()
-        except (NotStored, RecordDamaged) as error:
-            hint = f"Truncate to {start} tokens, or ask something that recalls this block first."
-            raise RecordDamaged(
-                f"the tokens {old.start}..{old.end}", "its rows are lost", hint=hint
-            ) from error
+        except (NotStored, RecordDamaged):
+            if self._no_rows is None:
+                raise
+            # Its mean is not right, either; but a partial block is never a candidate.
+            no_rows = np.zeros(self._record_nbytes, np.uint8)
+            return Block(TokenPos(start), count, self._no_rows()), no_rows
         return Block(TokenPos(start), count, self.store.put(record)), record
 
     def _open(self, start: int) -> None:
@@ -343,8 +384,6 @@ class History:
     def _put(self, start: int, count: int) -> None:
         record = self._tail.take(start)
         ref = self.store.put(record)
-        if count < self.block:  # the next step begins with it
-            self.store.pin([ref])
         try:
             self._list(Block(TokenPos(start), count, ref), record)
         except BaseException:
@@ -352,7 +391,9 @@ class History:
             raise
 
     def _list(self, block: Block, record: Record) -> None:
-        """The one place where a block enters the table and its mean enters the index."""
+        """The one place where a new block enters the table and its mean enters the index."""
+        if self._is_wanted(block):
+            self.store.pin([block.ref])
         last = self.table.at(block.start)
         if last is None:
             self.table.append(block)
@@ -362,5 +403,6 @@ class History:
             self._last = None
             self.table.replace_last(block)
             self.index.replace_last(record, block.count)
+            self.recomputed.pop(block.start, None)  # those of the block that was there
         if self.ledger is not None:
             self.ledger.listed(block, record)

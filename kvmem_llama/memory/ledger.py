@@ -52,12 +52,15 @@ class Ledger:
         self._means.pop(block.ref, None)
         self._recalled.pop(block.start // self._block, None)
 
-    def read(self, n: int, blocks: Callable[[int], Iterable[tuple[Block, I32]]]) -> None:
+    def read(
+        self, n: int, blocks: Callable[[int], Iterable[tuple[Block, I32]]], *, is_end: bool = False
+    ) -> None:
         """A step that is not finished has read `n` complete blocks after the head.
 
         blocks: makes those from the given one on, with their token ids; called if there are enough new ones.
+        is_end: nothing follows, one new block is enough.
         """
-        if n - self._n_agreed < self._read_blocks:
+        if n - self._n_agreed < (1 if is_end else self._read_blocks):
             return
         run = self._read(blocks(self._n_agreed))
         refs, known = [block.ref for block in run], self._ahead[self._n_agreed :]

@@ -46,6 +46,14 @@ class Orphans:
             self.clear()
         self._run = [*run, *self._run]
 
+    def drop_stuck(self) -> None:
+        """Frees records that could not be written, and those after them: what nobody can write must not take
+        the room that others need."""
+        n = next((i for i, (block, _) in enumerate(self._run) if self._store.is_stuck(block.ref)), len(self))
+        for block, _ in self._run[n:]:
+            self._store.free(block.ref)
+        del self._run[n:]
+
     def clear(self) -> None:
         """Frees every record."""
         for block, _ in self._run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 
+from .feeding import feed
 from .recompute import reach
 from .session import Session
 
@@ -32,5 +33,5 @@ def read_history(session: Session, start: int, end: int) -> TaskGenerator[None]:
                 session, session.target(canonical.view(at), canonical.epoch_end(at)), rebuild=True
             )
             stop = min(end, canonical.next_room(at))
-        yield from session.feed(at, stop, Phase.READ, done=done)
+        yield from feed(session, at, stop, Phase.READ, done=done)
         at = stop

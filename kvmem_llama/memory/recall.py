@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import F32
 
+from .feeding import feed
 from .frame import Frame
 from .query_rows import QueryBuffer
 from .recompute import reach
@@ -60,7 +61,7 @@ def recall(
         stayed -= {placed.part.start for placed in todo.write}
         if logits is not None:
             logits = logits.copy()  # what is computed again overwrites them
-        recomputed = yield from reach(session, target, rebuild=False)
+        recomputed = yield from reach(session, target, rebuild=False, may_stop=tail is None)
         if recomputed:
             stayed.clear()
     apply_s = watch.lap("recall_s")
@@ -71,7 +72,8 @@ def recall(
         kept = tail if n_free < session.budget.n_query_tail else None
         if kept is not None:
             kept.clear()
-        logits = yield from session.feed(
+        logits = yield from feed(
+            session,
             frame.replay_start,
             history.n_tokens,
             Phase.REPLAY,

@@ -1,20 +1,15 @@
-"""What one workspace keeps under the kvmem policy, and the two moves every step is made of: going to a
-target view, and evaluating tokens at the end of it. Owner thread only."""
+"""What one workspace keeps under the kvmem policy, and how it goes to a target view. Owner thread only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvmem_llama.engine.core import EngineCore
-from kvmem_llama.engine.requests import Decode, Phase, TaskGenerator
-from kvmem_llama.errors import Cancelled, InvalidOption, ModelUnsupported
-from kvmem_llama.native.layout import F32
+from kvmem_llama.errors import InvalidOption, ModelUnsupported
 from kvmem_llama.store.host import HostStore
-from kvmem_llama.store.records import BlockStore
+from kvmem_llama.store.raw_k import RawK
+from kvmem_llama.store.records import BlockStore, RecordRef
 
 from .budget import Budget
 from .canonical import Canonical, Part
@@ -23,7 +18,7 @@ from .index import MeanKIndex
 from .ledger import Ledger
 from .link import TaskLink
 from .planner import Target
-from .query_rows import QueryBuffer, ScoredLayers
+from .query_rows import ScoredLayers
 from .report import Finished, StepResult
 from .view import View
 
@@ -51,18 +46,26 @@ class Session:
         self.budget: Final = Budget.of(settings, core.n_view, core.model.n_ctx_train)
         self.layers: Final = ScoredLayers(self.hooks.layers, settings.scored_layers())
         if history is None:
-            history = self.new_history(core, HostStore())
+            history = self.new_history(core, HostStore(RawK.of(self.hooks.layout)))
         self.history: Final = history
         self.n_recomputed = 0  # blocks whose rows were lost
         self.view: Final = View(core.pool, self.hooks, history, settings, self.budget.n_slack)
 
     @staticmethod
-    def new_history(core: EngineCore, store: BlockStore, ledger: Ledger | None = None) -> History:
-        """An empty history. ledger: of a durable one. The engine must have hooks."""
+    def new_history(
+        core: EngineCore,
+        store: BlockStore,
+        ledger: Ledger | None = None,
+        no_rows: Callable[[], RecordRef] | None = None,
+    ) -> History:
+        """An empty history. ledger: of a durable one. no_rows: see History. The engine must have hooks."""
         assert core.hooks is not None
         hooks, settings = core.hooks, core.settings
         index = MeanKIndex(hooks.layers, hooks.layout, settings.scored_layers())
-        return History(store, index, settings.block_size, hooks.layout.nbytes, ledger)
+        n_sink = Budget.of(settings, core.n_view, core.model.n_ctx_train).n_sink
+        return History(
+            store, index, settings.block_size, hooks.layout.nbytes, ledger, n_sink=n_sink, no_rows=no_rows
+        )
 
     def fork(self) -> Self:
         """A session of its own over the committed history; it has no cells yet."""
@@ -137,7 +140,7 @@ class Session:
 
     def go_to(self, target: Target, *, rebuild: bool) -> None:
         """Makes the view `target`, by the cheapest plan. Raises NotStored or RecordDamaged if rows of it are
-        lost; then the view must be cleared. See recompute.reach."""
+        lost; then nothing is left of the view. See recompute.reach."""
         self.view.apply(target, self.view.plan(target, rebuild=rebuild))
 
     def shrunk_view(self, n_more: int) -> tuple[Part, ...]:
@@ -153,49 +156,3 @@ class Session:
             else:
                 kept.append(part)
         return tuple(kept)
-
-    # -- evaluation
-
-    def feed(
-        self,
-        start: int,
-        end: int,
-        phase: Phase,
-        *,
-        logits: bool = False,
-        query: QueryBuffer | None = None,
-        scored: NDArray[np.bool_] | None = None,
-        done: Callable[[int], None] | None = None,
-    ) -> TaskGenerator[F32 | None]:
-        """Evaluates the tokens start .. end-1 of the history at the end of the view -> logits of the last
-        one if asked for, valid until the next request.
-
-        query: takes the raw Q of the tokens where `scored` ([end - start]; None: all) is true.
-        done: called with the token position reached, after every batch.
-        Raises Cancelled, too, if the task was asked to stop before there is an answer to keep.
-        """
-        tokens = self.history.tokens(start, end)
-        first = self.view.position_of(start)
-        positions = np.arange(first, first + len(tokens), dtype=np.int32)
-        cells = self.view.take_cells(len(tokens))
-        n = 0
-        last: F32 | None = None
-        try:
-            while n < len(tokens):
-                if phase in (Phase.READ, Phase.QUERY) and self.link.stop_requested:
-                    raise Cancelled()
-                decoded = yield Decode(
-                    self.view.seq, tokens[n:], positions[n:], cells[n:], phase, query is not None, logits
-                )
-                here = slice(n, n + decoded.n)
-                self.view.extend(start + n, cells[here])
-                n += decoded.n
-                self.history.stage(self.hooks, start + here.start, decoded.rows, cells[here])
-                if query is not None:
-                    query.add(self.hooks, decoded.rows if scored is None else decoded.rows[scored[here]])
-                last = decoded.logits
-                if done is not None:
-                    done(start + n)
-        finally:
-            self.view.give_back(cells[n:])
-        return last

@@ -10,6 +10,7 @@ from kvmem_llama.native.layout import F32, I32
 from kvmem_llama.store.steps import StepFacts
 
 from .answering import Answering, n_penalized
+from .feeding import feed
 from .frame import frame_of_query
 from .growing import RecallingGrowth
 from .guard import provisional
@@ -106,7 +107,8 @@ class Step:
         else:
             parts = session.shrunk_view(end - start)
             yield from reach(session, session.target(parts, end_of_view), rebuild=False)
-        logits = yield from session.feed(
+        logits = yield from feed(
+            session,
             start,
             end,
             Phase.QUERY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
@@ -83,7 +84,8 @@ class View:
     # -- tokens that are evaluated
 
     def take_cells(self, n: int) -> Cells:
-        """Cells for the next `n` tokens, [n] ascending; in exact mode above all others of the view."""
+        """Cells for the next `n` tokens, [n] ascending; in exact mode above all others of the view, which may
+        have to be rebuilt in lower ones: raises as `apply`."""
         self.slack.make_room(n)
         if not self.rules.exact:
             return self._pool.alloc(n)
@@ -137,8 +139,8 @@ class View:
         return plan(list(self), self.slack.get, target, self._source.ref, self.rules, rebuild=rebuild)
 
     def apply(self, target: Target, todo: Plan) -> None:
-        """Carries out a plan made for `target`; afterwards the view is `target`. If it raises, for a record
-        that cannot be had, the view must be cleared."""
+        """Carries out a plan made for `target`; afterwards the view is `target`. If a record cannot be had,
+        the view is cleared, and what BlockStore.fetch raised is raised again."""
         self.original = target.original
         if todo.is_noop:
             return
@@ -148,20 +150,13 @@ class View:
         self._write(todo.write)
         self._residents = {p.part.start: self._residents[p.part.start] for p in target.placed}
         self.n_tokens = sum(p.part.count for p in target.placed)
-        self.tidy()
+        self._compact()
 
     def tidy(self) -> None:
-        """Compacts the cells if the highest one exceeds `compact_ratio` x the number of used ones: the
-        price of a decode follows the highest used cell, whoever it belongs to. If a record that this takes
-        cannot be had, the view is cleared, and rebuilt by the next step."""
-        if self.highest_cell + 1 <= self._compact_ratio * self._pool.n_used:
-            return
-        self.slack.forget()
-        beyond = [r for r in self if int(r.cells.max()) >= self._pool.n_used]
-        try:
-            self._relocate(list(self) if beyond and self.rules.exact else beyond)
-        except (NotStored, StoreError):
-            self.clear()
+        """Compacts the cells if it is time to. If a record that this takes cannot be had, nothing stays in
+        the view, and the next step rebuilds it."""
+        with contextlib.suppress(NotStored, StoreError):
+            self._compact()
 
     def clear(self) -> None:
         """Gives up every cell. What llama.cpp still shows of the sequence is emptied first: after a failed
@@ -176,6 +171,16 @@ class View:
         self.n_tokens = 0
 
     # -- private
+
+    def _compact(self) -> None:
+        """Rebuilds blocks in lower cells if the highest one exceeds `compact_ratio` x the number of used
+        ones: the price of a decode follows the highest used cell, whoever it belongs to. Raises as
+        `apply`."""
+        if self.highest_cell + 1 <= self._compact_ratio * self._pool.n_used:
+            return
+        self.slack.forget()
+        beyond = [r for r in self if int(r.cells.max()) >= self._pool.n_used]
+        self._relocate(list(self) if beyond and self.rules.exact else beyond)
 
     def _leave(self, todo: Plan) -> None:
         if todo.leave:
@@ -248,6 +253,13 @@ class View:
             first += part.count
             # Before its rows are there: so its cells are given back if they cannot be had.
             self._residents[part.start] = Resident(part, placed.position, own[-1])
+        try:
+            self._fill(own, written)
+        except BaseException:  # cells of the view may hold anything now
+            self.clear()
+            raise
+
+    def _fill(self, own: Sequence[Cells], written: Sequence[Placed]) -> None:
         block = self._source.block
         for batch in self._source.fetch([floor_to(block, placed.part.start) for placed in written]):
             writes = []

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmem_llama.errors import HookFailed, ModelUnsupported
-from kvmem_llama.native.layout import F32, I32, U8, BlockWrite, LayerInfo, RecordLayout
+from kvmem_llama.native.layout import F32, I32, ROW_TYPES, U8, BlockWrite, LayerInfo, RecordLayout
 from kvmem_llama.native.library import NativeLibrary
 from kvmem_llama.native.restore import FusedRestore
 
@@ -43,7 +43,7 @@ class Hooks:
 
         Args:
             n_rows: capture rows; at least the largest batch, in tokens.
-            raw_k_type: how raw K is stored in records, 'f16' or 'f32'.
+            raw_k_type: what raw K is stored as, see layout.ROW_TYPES; records in RAM have rows of f16 or f32.
             block_size: tokens of a record.
             arch: the model's architecture, for the error text.
             fused_restore: use the fused CPU loop where it is byte-equal to the graph.
@@ -51,11 +51,14 @@ class Hooks:
 
         Raises:
             ModelUnsupported: the architecture's raw K cannot be found, or its blocks cannot be moved.
+            InvalidOption: its keys do not fit `raw_k_type`.
         """
         self._ffi: Any = native.ffi
         self._lib: Any = native.lib
         self._km: Any = None
-        params = self._ffi.new("struct kvmem_params *", (n_rows, block_size, GGML_TYPE[raw_k_type]))
+        params = self._ffi.new(
+            "struct kvmem_params *", (n_rows, block_size, GGML_TYPE[ROW_TYPES[raw_k_type]])
+        )
         out = self._ffi.new("struct llama_kvmem **")
         err = self._ffi.new("char[512]")
         rc = self._lib.kvmem_init(self._ffi.cast("struct llama_context *", ctx), params[0], out, err, 512)
@@ -66,11 +69,17 @@ class Hooks:
             raise HookFailed(rc, text)
         self._km = out[0]
         self.n_rows = n_rows
+        rows = np.empty(n_rows, np.int32), np.empty(n_rows, np.int32)
+        self._captured = (*rows, self._in(rows[0]), self._in(rows[1]))
         self.n_cells: int = self._lib.kvmem_n_cells(self._km)
-        self.layers = tuple(self._layer(i) for i in range(self._lib.kvmem_n_layer(self._km)))
-        self.layout = RecordLayout.of(self.layers, block_size, raw_k_type)
-        if self.layout.nbytes != self._lib.kvmem_record_bytes(self._km):
-            raise HookFailed(-5, "the library lays records out differently from this package")
+        try:
+            self.layers = tuple(self._layer(i) for i in range(self._lib.kvmem_n_layer(self._km)))
+            self.layout = RecordLayout.of(self.layers, block_size, raw_k_type)
+            if self.layout.nbytes != self._lib.kvmem_record_bytes(self._km):
+                raise HookFailed(-5, "the library lays records out differently from this package")
+        except BaseException:
+            self.close()
+            raise
         self._fused: FusedRestore | None = None
         if fused_restore:
             self._fused = FusedRestore.try_create(self, n_threads)
@@ -138,10 +147,10 @@ class Hooks:
         self._check(self._lib.kvmem_capture(self._km, flags))
 
     def captured(self) -> tuple[I32, I32]:
-        """(sequence, position) of each row captured since `capture`; row i is the i-th token decoded."""
-        seq = np.empty(self.n_rows, np.int32)
-        pos = np.empty(self.n_rows, np.int32)
-        n = self._check(self._lib.kvmem_captured(self._km, self._in(seq), self._in(pos), self.n_rows))
+        """(sequence, position) of each row captured since `capture`; row i is the i-th token decoded. Valid
+        until the next call."""
+        seq, pos, *pointers = self._captured
+        n = self._check(self._lib.kvmem_captured(self._km, *pointers, self.n_rows))
         return seq[:n], pos[:n]
 
     def read_q(self, rows: I32) -> list[F32]:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvmem_llama.errors import InvalidOption
+
+ROW_TYPES: Final = {"f16": "f16", "f32": "f32", "bf16": "f16", "q8_0": "f16"}
+"""What raw K may be stored as, and the type of its rows in RAM: what rebuilds cells takes f16 and f32."""
+
+_Q8_BLOCK: Final = 32  # elements that share a scale
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
@@ -46,10 +54,22 @@ class RecordLayout:
     k_offsets: tuple[int, ...]  # bytes, per layer
     v_offsets: tuple[int, ...]
     nbytes: int
+    stored_k_type: str  # of raw K on disk, see ROW_TYPES
 
     @classmethod
     def of(cls, layers: Sequence[LayerInfo], block_size: int, raw_k_type: str) -> RecordLayout:
-        """The layout that the hooks use: offsets grow in layer order, K first."""
+        """The layout that the hooks use: offsets grow in layer order, K first.
+
+        raw_k_type: what raw K is stored as. Raises InvalidOption if the keys of a layer do not fit it.
+        """
+        if raw_k_type not in ROW_TYPES:
+            raise InvalidOption("--raw-k-type", raw_k_type, "must be one of " + ", ".join(ROW_TYPES))
+        widths = sorted({layer.d_k for layer in layers if layer.d_k % _Q8_BLOCK})
+        if raw_k_type == "q8_0" and widths:
+            raise InvalidOption(
+                "--raw-k-type", raw_k_type, f"keys of width {widths[0]} are not whole blocks of {_Q8_BLOCK}",
+                hint="Use f16 or bf16 with this model.",
+            )  # fmt: skip
         offset, k_offsets, v_offsets = 0, [], []
         for layer in layers:
             k_offsets.append(offset)
@@ -57,7 +77,12 @@ class RecordLayout:
         for layer in layers:
             v_offsets.append(offset)
             offset += block_size * layer.v_row
-        return cls(block_size, raw_k_type, tuple(k_offsets), tuple(v_offsets), offset)
+        return cls(block_size, ROW_TYPES[raw_k_type], tuple(k_offsets), tuple(v_offsets), offset, raw_k_type)
+
+    @property
+    def k_nbytes(self) -> int:
+        """Bytes of the raw K of a record in RAM."""
+        return self.v_offsets[0] if self.v_offsets else self.nbytes
 
     def raw_k(self, record: U8, layer: int, info: LayerInfo, count: int) -> NDArray[np.floating]:
         """View of the first `count` raw K rows of a layer: [count, n_head_kv, d_k] in the record's type."""

@@ -7,7 +7,7 @@ from typing import Self
 from kvmem_llama.durable import Opened
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import TaskGenerator
-from kvmem_llama.errors import InvalidOption, MandatoryTooLarge
+from kvmem_llama.errors import InvalidOption, MandatoryTooLarge, StoreFull
 from kvmem_llama.memory.history import History
 from kvmem_llama.memory.index import mean_of
 from kvmem_llama.memory.ledger import Ledger
@@ -42,10 +42,10 @@ class KVMem:
         return self._session.history.tokens(start, end)
 
     def read(self, tokens: I32) -> TaskGenerator[StepResult]:
-        return read(self._session, tokens)
+        return self._within_ram(read(self._session, tokens))
 
     def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
-        return Step(self._session, request).run()
+        return self._within_ram(Step(self._session, request).run())
 
     def truncate(self, n_tokens: int) -> None:
         self._session.view.drop_from(n_tokens)
@@ -62,7 +62,9 @@ class KVMem:
     def pin(self, start: int, end: int) -> None:
         history, budget = self._session.history, self._session.budget
         pins = [*history.pins, (start, end)]
-        needed = budget.canonical(pins).n_least + budget.n_reserve
+        canonical = budget.canonical(pins)
+        budget.check_read(canonical)
+        needed = canonical.n_least + budget.n_reserve
         if needed > budget.n_view:
             raise MandatoryTooLarge(
                 needed, budget.n_view, hint="Pin fewer tokens, or use a larger view (-c)."
@@ -108,6 +110,16 @@ class KVMem:
         else:
             self._opened.close()
 
+    def _within_ram(self, task: TaskGenerator[StepResult]) -> TaskGenerator[StepResult]:
+        """What a step had read of a text that is too long for RAM would be in the way of the next one; only
+        a workspace that is written to disk can keep it."""
+        try:
+            return (yield from task)
+        except StoreFull:
+            if self._opened is not None and self._opened.read_only:
+                self._session.history.orphans.clear()
+            raise
+
 
 def _stored_history(core: EngineCore, opened: Opened) -> History:
     """The history of a durable workspace; nothing of it is in cells, nor are its records in memory."""
@@ -117,13 +129,15 @@ def _stored_history(core: EngineCore, opened: Opened) -> History:
     def text_of(tokens: I32) -> str:
         return vocab.detokenize(tokens).decode("utf-8", "replace")
 
-    ledger = Ledger(
-        opened.journal,
-        mean_of(core.hooks.layers, core.hooks.layout),
-        text_of,
-        block=core.settings.block_size,
-        read_blocks=core.settings.commit_blocks,
-    )
-    history = Session.new_history(core, opened.store, ledger)
+    ledger = None
+    if opened.journal is not None:
+        ledger = Ledger(
+            opened.journal,
+            mean_of(core.hooks.layers, core.hooks.layout),
+            text_of,
+            block=core.settings.block_size,
+            read_blocks=core.settings.commit_blocks,
+        )
+    history = Session.new_history(core, opened.store, ledger, lambda: opened.store.attach(None))
     history.restore(opened.restored)
     return history

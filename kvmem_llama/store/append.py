@@ -82,6 +82,7 @@ def append(db: Db, workspace: str, added: Addition) -> tuple[WorkspaceRow, list[
         before = last_step(db, lineage.id)
         number = 0 if before is None else before.number + 1
         STEPS.insert(db, [replace(added.step, lineage=lineage.id, number=number)])
+        row = replace(row, n_steps=number + 1)
     row = replace(row, n_tokens=end, commits=row.commits + 1, used=added.used)
     WORKSPACES.insert(db, [row], replace=True)
     return row, freed
@@ -135,6 +136,8 @@ def read_heat(db: Db, lineage: int) -> list[Heat]:
 
 def put_pins(db: Db, workspace: str, pins: Sequence[tuple[int, int]]) -> None:
     """Replaces the pins: token ranges [start, end)."""
+    row = workspace_row(db, workspace)
+    WORKSPACES.insert(db, [replace(row, n_pins=len(pins))], replace=True)
     PINS.delete(db, "workspace=?", (workspace,))
     PINS.insert(db, [PinRow(workspace, i, start, end) for i, (start, end) in enumerate(pins)])
 

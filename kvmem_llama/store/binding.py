@@ -18,8 +18,9 @@ from kvmem_llama.native.layout import LayerInfo, RecordLayout
 from kvmem_llama.settings import Settings
 
 from .index_file import IndexedLayer, IndexShape
+from .raw_k import RawK
 
-_GGML_TYPE: Final = {"f32": 0, "f16": 1}
+_GGML_TYPE: Final = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
 
 # Facts of a layer that its K and V depend on. Addresses and the number of query heads do not matter.
 _LAYER_FACTS: Final = (
@@ -42,7 +43,7 @@ class Binding:
     rope: str  # overrides of the model's own
     layout: str  # hash over the layers' facts and the record's offsets
     k_type: int
-    k_nbytes: int  # raw K of one record
+    k_nbytes: int  # raw K of one record, as it is on disk
     v_type: int
     v_nbytes: int
     index_layers: tuple[tuple[int, int, int], ...]  # (layer number, KV heads, head size) of full attention
@@ -54,23 +55,26 @@ class Binding:
         """The binding of an engine. layers, layout: as the hooks report them."""
         facts = [[getattr(layer, name) for name in _LAYER_FACTS] for layer in layers]
         offsets = [layout.block_size, layout.raw_k_type, layout.k_offsets, layout.v_offsets, layout.nbytes]
+        raw_k = RawK.of(layout)
+        if not raw_k.is_plain:
+            offsets.append(layout.stored_k_type)
         text = json.dumps([_LAYER_FACTS, facts, offsets], sort_keys=True)
-        k_nbytes = layout.v_offsets[0] if layout.v_offsets else layout.nbytes
+        v_nbytes = layout.nbytes - layout.k_nbytes
         base, scale = settings.rope_freq_base, settings.rope_freq_scale
         return cls(
             model=model.fingerprint,
             model_name=model.name or model.path.name,
             arch=model.arch,
             block_size=layout.block_size,
-            raw_k_type=layout.raw_k_type,
+            raw_k_type=layout.stored_k_type,
             cache_type_k=settings.cache_type_k,
             cache_type_v=settings.cache_type_v,
             rope=f"base {base:g}, scale {scale:g}" if base or scale else "the model's",
             layout=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
-            k_type=_GGML_TYPE[layout.raw_k_type],
-            k_nbytes=k_nbytes,
+            k_type=_GGML_TYPE[layout.stored_k_type],
+            k_nbytes=raw_k.stored_nbytes - v_nbytes,
             v_type=layers[0].type_v,
-            v_nbytes=layout.nbytes - k_nbytes,
+            v_nbytes=v_nbytes,
             index_layers=tuple(
                 (layer.il, layer.n_head_kv, layer.d_k) for layer in layers if layer.cache == 0
             ),

@@ -195,12 +195,17 @@ class Catalog:
     def _bury(self) -> None:
         """After a commit that failed: what it left in the write-ahead log might be taken for a transaction
         after a crash. The next one is written over it; so one that changes nothing is made at once."""
-        if self._is_uncertain:
-            db = self._open_writer()
+        if not self._is_uncertain:
+            return
+        db = self._open_writer()
+        try:
             db.execute("BEGIN IMMEDIATE")
             db.execute(f"PRAGMA user_version={FORMAT}")
             db.execute("COMMIT")
-            self._is_uncertain = False
+        except SQLITE_ERRORS:
+            self._undo()  # else other processes would wait for the end of this transaction
+            raise
+        self._is_uncertain = False
 
     def _undo(self) -> None:
         """Rolls back; a connection that cannot even do that is given up."""

@@ -14,7 +14,7 @@ import numpy as np
 from kvmem_llama.native.layout import I32
 
 from .rows import CHUNK, BlockRow, LineageRow, StepRow, TokensRow, WorkspaceRow
-from .tables import BLOCKS, LINEAGES, STEPS, TOKENS, BadRow, Db
+from .tables import BLOCKS, LINEAGES, META, PINS, STEPS, TOKENS, WORKSPACES, BadRow, Db, MissingRow
 
 END: Final = 1 << 62
 
@@ -178,11 +178,17 @@ def iter_steps(db: Db, lineage: int) -> Iterator[StepRow]:
         where = "lineage=? AND number>=? AND number<?"
         for row in STEPS.rows(db, where, (span.lineage, *span.steps), "ORDER BY number"):
             if row.number != number:
-                break
+                raise MissingRow(f"step {number} of lineage {lineage} is missing")
             yield row
             number += 1
         if span.steps[1] != END and number < span.steps[1]:
-            raise BadRow(f"step {number} of lineage {lineage} is missing")
+            raise MissingRow(f"step {number} of lineage {lineage} is missing")
+
+
+def check_steps(steps: Sequence[StepRow], workspace: WorkspaceRow) -> None:
+    """Raises BadRow if the workspace has made more steps, or fewer, than there are."""
+    if len(steps) != workspace.n_steps:
+        raise MissingRow(f"{len(steps)} of the {workspace.n_steps} steps of {workspace.name!r:.80} are there")
 
 
 def last_step(db: Db, lineage: int, end: int = END) -> StepRow | None:
@@ -204,4 +210,29 @@ def find_step(db: Db, lineage: int, number: int) -> StepRow:
             row = STEPS.one(db, "lineage=? AND number=?", (span.lineage, number))
             if row is not None:
                 return row
-    raise BadRow(f"step {number} of lineage {lineage} is missing")
+    raise MissingRow(f"step {number} of lineage {lineage} is missing")
+
+
+# -- pins and workspaces
+
+
+def read_pins(db: Db, workspace: WorkspaceRow) -> list[Range]:
+    """The pinned token ranges. Raises BadRow if there are more, or fewer, than the workspace has."""
+    pins = [(pin.start, pin.end) for pin in PINS.rows(db, "workspace=?", (workspace.id,), "ORDER BY number")]
+    if len(pins) != workspace.n_pins:
+        raise MissingRow(f"{len(pins)} of the {workspace.n_pins} pins of {workspace.name!r:.80} are there")
+    return pins
+
+
+N_WORKSPACES: Final = "n_workspaces"
+"""Key of the row of `meta` that counts the workspaces of the family."""
+
+
+def check_workspaces(db: Db) -> None:
+    """Raises BadRow if the family has made more workspaces, or fewer, than are there and not deleted."""
+    row = META.one(db, "key=?", (N_WORKSPACES,))
+    if row is None:
+        raise BadRow("the number of workspaces is missing")
+    found = sum(1 for _ in WORKSPACES.rows(db))
+    if str(found) != row.value:
+        raise MissingRow(f"{found} of its {row.value} workspaces are there")

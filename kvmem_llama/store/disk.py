@@ -27,6 +27,8 @@ RUN_NBYTES: Final = 8 << 20  # of one transfer: long enough for any drive, short
 RUN_RECORDS: Final = 128  # of one transfer: four buffers each, so that they stay below IOV_MAX
 SEGMENT_RECORDS: Final = 64
 
+_MAX_LOST: Final = 64  # segments that one write may find lost; then something else is wrong
+
 
 @dataclass(slots=True)
 class Written:
@@ -165,6 +167,17 @@ class DiskStore:
                     return done
         return done
 
+    def place(self, records: Sequence[Record], avoid: Iterable[int] = ()) -> Written:
+        """As `write`; but where a segment turns out to be lost, others take the records."""
+        done = self.write(records, avoid)
+        for _ in range(_MAX_LOST):
+            if not _is_lost(done.error):
+                break
+            more = self.write(records[len(done.locations) :], avoid)
+            done.locations += more.locations
+            done.error = more.error
+        return done
+
     def sync(self) -> dict[int, StoreError]:
         """Makes durable what was written before -> the segments for which that failed, ever. What was
         written to these since their last sync may be lost; no more is written to them."""
@@ -257,10 +270,15 @@ class DiskStore:
     def _put_aside(self, taken: list[Taken], n_refused: int, error: StoreError) -> None:
         """Slots that hold nothing. Those of the transfer that failed are used last, unless the disk was
         merely full; a segment that is missing or damaged is not used at all."""
-        if isinstance(error, RecordDamaged) or (
-            isinstance(error, StoreFailed) and errno_of(error) == errno.ENOENT
-        ):
+        if _is_lost(error):
             self.seal(taken[0].segment)
         for i, t in enumerate(taken):
             is_last = i < n_refused and not isinstance(error, StoreFull)
             self._slots.give_back(t.segment, t.slot, t.generation, last=is_last)
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether a segment is missing or damaged."""
+    return isinstance(error, RecordDamaged) or (
+        isinstance(error, StoreFailed) and errno_of(error) == errno.ENOENT
+    )

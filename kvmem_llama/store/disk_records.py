@@ -28,7 +28,7 @@ class DiskRecords:
         return record
 
     def write(self, record: Record, *, avoid: Iterable[int] = ()) -> Location:
-        done = self._disk.write([record], avoid)
+        done = self._disk.place([record], avoid)
         if done.error is not None:
             raise done.error
         self._written.add(done.locations[0].segment)

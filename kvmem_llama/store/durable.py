@@ -140,7 +140,11 @@ class Durable:
         """The record of a block was lost, and has been computed again under the same reference."""
         with self._catalog.snapshot() as db:
             row = find_block(db, self._row.lineage, number)
-        self._store.flush()
+        try:
+            self._store.flush()
+        except StoreError:
+            self._store.give_up(ref)  # else it would take room in RAM, of other workspaces, too
+            raise
         new = self._store.locate(ref)
         if row is None or new is None or new == row.location:
             return

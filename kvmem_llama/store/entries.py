@@ -3,6 +3,7 @@
     queued -> writing -> written -> durable      put, or restored: on its way to disk
     queued, writing, written -> failed           it could not be written; flush tries again
     durable -> tokens                            the disk budget: its rows are gone
+    held                                         put into a store that is only read: in RAM until it closes
 
 A record is in the host pool in every state but durable and tokens, where it may be.
 """
@@ -28,9 +29,11 @@ class Stage(Enum):
     DURABLE = 3
     FAILED = 4
     TOKENS = 5
+    HELD = 6
 
 
 PENDING: Final = frozenset({Stage.QUEUED, Stage.WRITING, Stage.WRITTEN})
+"""On its way to disk."""
 
 
 @dataclass(slots=True)

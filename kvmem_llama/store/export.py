@@ -16,13 +16,22 @@ from kvmem_llama.errors import RecordDamaged, StoreFailed
 
 from .append import Heat, read_heat, workspace_row
 from .bundle import BundleWriter, MemberWriter
-from .content import Span, check_blocks, iter_blocks, iter_steps, read_tokens, spans
+from .content import (
+    Span,
+    check_blocks,
+    check_steps,
+    iter_blocks,
+    iter_steps,
+    read_pins,
+    read_tokens,
+    spans,
+)
 from .holding import Holding
 from .index_file import F16
 from .location import RecordFiles
 from .rows import BlockRow, StepRow, WorkspaceRow
 from .small_files import remove_if_there
-from .tables import PINS, TEXTS
+from .tables import TEXTS
 
 FORMAT: Final = 1
 
@@ -94,7 +103,8 @@ def _read(holding: Holding) -> _Content:
         check_blocks(blocks, row)
         parts = spans(db, row.lineage)
         where = "lineage=? AND number>=? AND number<?"
-        pins = PINS.rows(db, "workspace=?", (row.id,), "ORDER BY number")
+        steps = list(iter_steps(db, row.lineage))
+        check_steps(steps, row)
         return _Content(
             row=row,
             parts=parts,
@@ -105,8 +115,8 @@ def _read(holding: Holding) -> _Content:
                 for part in parts
                 for text in TEXTS.rows(db, where, (part.lineage, *part.blocks))
             },
-            steps=list(iter_steps(db, row.lineage)),
-            pins=[(pin.start, pin.end) for pin in pins],
+            steps=steps,
+            pins=read_pins(db, row),
             heat=read_heat(db, row.lineage),
         )
 

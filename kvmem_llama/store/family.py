@@ -16,6 +16,7 @@ from kvmem_llama.errors import CatalogDamaged, WorkspaceMismatch
 
 from .binding import Binding
 from .catalog import Catalog
+from .content import check_workspaces
 from .files import Files
 from .index_file import IndexFiles
 from .lineage import new_workspace
@@ -102,7 +103,9 @@ class Family:
         )
 
     def workspaces(self) -> list[WorkspaceRow]:
+        """By name. Raises CatalogDamaged, also if one is missing."""
         with self.catalog.snapshot() as db:
+            check_workspaces(db)
             return list(WORKSPACES.rows(db, tail="ORDER BY name"))
 
     def has_workspace(self, id: str) -> bool:
@@ -140,11 +143,15 @@ class Family:
             return self._garbage(db)
 
     def drop_files(self, *, segments: Sequence[int] = (), lineages: Sequence[int] = ()) -> None:
-        """Deletes files whose rows are gone."""
+        """Deletes files whose rows are gone; durably: what was deleted must not come back."""
         for number in segments:
             remove_if_there(self.files, self.paths.segments / f"{number:06}.gguf")
         for lineage in lineages:
             self.index.drop(lineage)
+        if segments:
+            self.files.sync_dir(self.paths.segments)
+        if lineages:
+            self.files.sync_dir(self.paths.index)
 
     def disk_bytes(self) -> int:
         """Bytes that the files of the family take, as the file system counts them."""
@@ -164,18 +171,21 @@ class Family:
         """Segments whose making did not come to its end: their numbers were never given."""
         found = db.execute("SELECT seq FROM sqlite_sequence WHERE name='segments'").fetchone()
         highest = 0 if found is None else found[0]
-        return [
-            self.paths.segments / name
+        unborn = [
+            (int(file[1]), self.paths.segments / name)
             for name in self.files.listdir(self.paths.segments)
             if (file := _SEGMENT_FILE.fullmatch(name)) and (file[2] or int(file[1]) > highest)
         ]
+        known = _known_segments(db) if unborn else set()
+        return [path for number, path in unborn if path.suffix == ".tmp" or number not in known]
 
     def _garbage(self, db: Db) -> list[Path]:
         """Files without a row; none if the catalog is not sound: then the row may be what is missing."""
         if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             return []
         try:
-            segments = {row.number for row in SEGMENTS.rows(db)}
+            check_workspaces(db)
+            segments = {row.number for row in SEGMENTS.rows(db)} | _known_segments(db)
             lineages = {row.id for row in LINEAGES.rows(db)}
             workspaces = {row.id for row in WORKSPACES.rows(db)}
         except BadRow:
@@ -194,6 +204,15 @@ class Family:
             if is_id(stem) and kind in ("head", "lock") and stem not in workspaces:
                 garbage.append(self.paths.locks / name)
         return garbage
+
+
+def _known_segments(db: Db) -> set[int]:
+    """Numbers of the segments that any row names: a number that was never given, and a file without a row,
+    are told by rows that have no checksum, or may be missing."""
+    numbers = {number for (number,) in db.execute("SELECT number FROM segments")}
+    for table in ("blocks", "ahead", "slots"):
+        numbers |= {n for (n,) in db.execute(f"SELECT DISTINCT segment FROM {table} NOT INDEXED")}
+    return numbers
 
 
 class Families:

@@ -8,12 +8,15 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from kvmem_llama.errors import RecordDamaged, StoreError
 
 from .disk import DiskStore
 from .entries import Entries, Stage
 from .location import Location
 from .pool import HostPool
+from .raw_k import RawK
 from .records import NotStored, Record, RecordRef, StaleRecord
 from .segment_files import Errors
 
@@ -26,7 +29,8 @@ class _Reading:
 
     refs: list[RecordRef]
     locations: list[Location]
-    buffers: list[Record]
+    buffers: list[Record]  # for the records
+    stored: list[Record]  # for their bytes on disk; `buffers` themselves where there is no difference
     admitted: list[bool]
     futures: Sequence[Future[tuple[list[int], Errors]]] = ()
     errors: Errors = field(default_factory=list)
@@ -35,13 +39,14 @@ class _Reading:
 class Fetcher:
     """Reads for one store. Safe to call from several threads."""
 
-    def __init__(self, entries: Entries, pool: HostPool, disk: DiskStore) -> None:
+    def __init__(self, entries: Entries, pool: HostPool, disk: DiskStore, raw_k: RawK) -> None:
         self.n_hits = 0  # records that were in the pool
         self.n_reads = 0  # records that were read from disk
         self.n_damaged = 0
         self._entries: Final = entries
         self._pool: Final = pool
         self._disk: Final = disk
+        self._raw_k: Final = raw_k
         self._flights: dict[RecordRef, Future[None]] = {}  # prefetches under way
         self._frames: list[Record] = []  # staging buffers not in use
         self._lock: Final = threading.Lock()
@@ -55,7 +60,7 @@ class Fetcher:
             missing = self._look(pending, found)
             if missing:
                 reading = self._prepare(list(missing), list(missing.values()))
-                errors = self._disk.read(reading.locations, reading.buffers)
+                errors = self._disk.read(reading.locations, reading.stored)
                 self._settle(reading, range(len(missing)), errors)
                 found.update(self._judge(reading, trouble))
             pending, trouble.changed = trouble.changed, []
@@ -103,7 +108,7 @@ class Fetcher:
                 entry = self._entries.find(ref)
                 if entry is not None and entry.stage is Stage.DURABLE and entry.location is not None:
                     wanted[ref] = entry.location
-        nbytes = self._disk.format.record_nbytes
+        nbytes = self._raw_k.record_nbytes
         chosen = [ref for ref in wanted if self._pool.admit(ref, nbytes)]
         if not chosen:
             return 0
@@ -117,7 +122,7 @@ class Fetcher:
                 for i in indices:
                     self._flights.pop(chosen[i]).set_result(None)
 
-        self._disk.start(reading.locations, reading.buffers, done)
+        self._disk.start(reading.locations, reading.stored, done)
         return len(chosen)
 
     def close(self) -> None:
@@ -152,7 +157,7 @@ class Fetcher:
         return missing
 
     def _prepare(self, refs: list[RecordRef], locations: list[Location], *, staged: bool = False) -> _Reading:
-        admitted = [self._pool.admit(ref, self._disk.format.record_nbytes) for ref in refs]
+        admitted = [self._pool.admit(ref, self._raw_k.record_nbytes) for ref in refs]
         return self._reading(refs, locations, admitted, staged=staged)
 
     def _reading(
@@ -163,20 +168,23 @@ class Fetcher:
                 self._take_frame() if staged and not is_admitted else self._allocate()
                 for is_admitted in admitted
             ]
+            stored = buffers
+            if not self._raw_k.is_plain:
+                stored = [np.empty(self._raw_k.stored_nbytes, np.uint8) for _ in refs]
         except BaseException:  # no memory
             for ref, is_admitted in zip(refs, admitted, strict=True):
                 if is_admitted:
                     self._pool.cancel(ref)
             raise
-        return _Reading(refs, locations, buffers, admitted, errors=[None] * len(refs))
+        return _Reading(refs, locations, buffers, stored, admitted, errors=[None] * len(refs))
 
     def _allocate(self) -> Record:
-        return self._pool.allocate(self._disk.format.record_nbytes)
+        return self._pool.memory.allocate(self._raw_k.record_nbytes)
 
     def _start(self, refs: list[RecordRef], locations: list[Location]) -> _Reading:
         reading = self._prepare(refs, locations, staged=True)
         reading.futures = self._disk.start(
-            locations, reading.buffers, lambda indices, errors: self._settle(reading, indices, errors)
+            locations, reading.stored, lambda indices, errors: self._settle(reading, indices, errors)
         )
         return reading
 
@@ -184,6 +192,8 @@ class Fetcher:
         """Records of a transfer are read: those that were admitted enter the pool."""
         for i, error in zip(indices, errors, strict=True):
             reading.errors[i] = error
+            if error is None:
+                self._raw_k.decode(reading.stored[i], reading.buffers[i])
             reading.buffers[i].flags.writeable = False
             if not reading.admitted[i]:
                 continue

@@ -10,6 +10,7 @@ from kvmem_llama.errors import CatalogDamaged, StoreError, WorkspaceNotFound
 
 from .append import workspace_row
 from .binding import Binding
+from .content import check_workspaces
 from .disk import DiskStore
 from .family import Family
 from .family_disk import open_disk
@@ -54,6 +55,9 @@ class Holding:
         try:
             with family.catalog.snapshot() as db:
                 row = WORKSPACES.one(db, "id=?", (place.workspace,))
+                # Who writes must know all others: what only a missing one uses would count as free.
+                if row is None or not read_only:
+                    check_workspaces(db)
             if row is None:
                 raise WorkspaceNotFound(place.workspace)
             if binding is not None:

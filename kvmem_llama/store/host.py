@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from .raw_k import RawK
 from .records import Record, RecordRef, StaleRecord, StoreStats, Where
 
 
@@ -17,9 +18,11 @@ class _Slot:
 
 
 class HostStore:
-    """BlockStore in RAM. A record handed over is kept as it is, without a copy."""
+    """BlockStore in RAM. A record handed over is kept without a copy."""
 
-    def __init__(self) -> None:
+    def __init__(self, raw_k: RawK | None = None) -> None:
+        """raw_k: records get the rows that they would have on disk; None: they stay as they are."""
+        self._raw_k = raw_k
         self._slots: list[_Slot] = []
         self._empty: list[int] = []
         self._lock = threading.Lock()
@@ -27,7 +30,7 @@ class HostStore:
         self._peak = 0
 
     def put(self, record: Record) -> RecordRef:
-        record.flags.writeable = False
+        self._seal(record)
         with self._lock:
             if self._empty:
                 number = self._empty.pop()
@@ -65,12 +68,15 @@ class HostStore:
         self.get(ref)
         return "host"
 
+    def is_stuck(self, ref: RecordRef) -> bool:
+        return False  # nothing is written
+
     def pin(self, refs: Sequence[RecordRef], pinned: bool = True) -> None:
         for ref in refs:
             self.get(ref)
 
     def restore(self, ref: RecordRef, record: Record) -> None:
-        record.flags.writeable = False
+        self._seal(record)
         with self._lock:
             slot = self._live(ref)
             assert slot.record is not None
@@ -101,6 +107,11 @@ class HostStore:
     def stats(self) -> StoreStats:
         with self._lock:
             return StoreStats(len(self._slots) - len(self._empty), self._n_bytes, self._peak)
+
+    def _seal(self, record: Record) -> None:
+        if self._raw_k is not None:
+            self._raw_k.round(record)
+        record.flags.writeable = False
 
     def _live(self, ref: RecordRef) -> _Slot:
         if not 0 <= ref.slot < len(self._slots):

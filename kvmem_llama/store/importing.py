@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from kvmem_llama.errors import FormatTooNew, KvmemError
 
-from .append import AddedBlock, Addition, Heat, append, put_heat, put_pins
+from .append import AddedBlock, Addition, Heat, append, put_heat, put_pins, workspace_row
 from .binding import Binding
 from .bundle import BundleReader
 from .disk_records import DiskRecords
@@ -28,7 +28,7 @@ from .lock import try_lock
 from .names import Place, checked_name, new_id
 from .root import IMPORT, Root
 from .rows import StepRow, WorkspaceRow
-from .tables import STEPS, Db
+from .tables import STEPS, WORKSPACES, Db
 
 _ROWS: Final = 256  # of the index written at once
 
@@ -129,6 +129,8 @@ def _fill(
         if blocks:
             append(db, place.workspace, Addition(0, ids, blocks, None, row.used))
         STEPS.insert(db, steps)
+        now = workspace_row(db, place.workspace)
+        WORKSPACES.insert(db, [replace(now, n_steps=len(steps))], replace=True)
         put_heat(db, row.lineage, heat)
         put_pins(db, place.workspace, manifest.pins)
 

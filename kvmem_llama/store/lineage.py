@@ -13,6 +13,7 @@ from kvmem_llama.native.layout import I32
 
 from .ahead import drop_ahead
 from .content import (
+    N_WORKSPACES,
     add_tokens,
     cut_tokens,
     find_block,
@@ -23,9 +24,9 @@ from .content import (
     read_tokens,
 )
 from .location import Location
-from .rows import BlockRow, LineageRow, StepRow, WorkspaceRow, new_block
+from .rows import BlockRow, LineageRow, MetaRow, StepRow, WorkspaceRow, new_block
 from .slot_rows import disown_segments, free_slots, take_slots
-from .tables import BLOCKS, HEAT, LINEAGES, PINS, STEPS, TEXTS, WORKSPACES, BadRow, Db
+from .tables import BLOCKS, HEAT, LINEAGES, META, PINS, STEPS, TEXTS, WORKSPACES, BadRow, Db
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ def new_workspace(db: Db, workspace: WorkspaceRow) -> WorkspaceRow:
     row = Base(None, 0, 0, 0, 0).row(0, workspace.created)
     fresh = replace(workspace, lineage=LINEAGES.insert_numbered(db, row))
     WORKSPACES.insert(db, [fresh])
+    _count_workspaces(db, 1)
     return fresh
 
 
@@ -75,8 +77,9 @@ def fork(db: Db, workspace: WorkspaceRow, child: WorkspaceRow, tail: Tail | None
     step = last_step(db, workspace.lineage)
     base = _base(db, workspace.lineage, number, own_start, 0 if step is None else step.number + 1)
     lineage = base.row(LINEAGES.insert_numbered(db, base.row(0, child.created)), child.created)
-    fresh = replace(child, lineage=lineage.id, n_tokens=n)
+    fresh = replace(child, lineage=lineage.id, n_tokens=n, n_steps=workspace.n_steps, n_pins=workspace.n_pins)
     WORKSPACES.insert(db, [fresh])
+    _count_workspaces(db, 1)
     _add_tail(db, lineage, number, tail, read_tokens(db, workspace.lineage, own_start, n))
     pins = PINS.rows(db, "workspace=?", (workspace.id,))
     PINS.insert(db, [replace(pin, workspace=child.id) for pin in pins])
@@ -97,7 +100,7 @@ def truncate(
     cut = _cut_step(step, n)
     n_steps = 0 if step is None else step.number + (step.end <= n)
     freed = drop_ahead(db, workspace.id)
-    is_shared = LINEAGES.one(db, "parent=? AND parent_end>?", (old.id, n)) is not None
+    is_shared = any(child.parent_end > n for child in _children(db, old.id))
     if is_shared:
         base = _base(db, old.id, number, own_start, n_steps)
         new = base.row(LINEAGES.insert_numbered(db, base.row(0, old.created)), old.created)
@@ -107,12 +110,14 @@ def truncate(
         start = min(own_start, old.own_start)
         new = _base(db, old.parent, blocks, start, steps).row(old.id, old.created)
         LINEAGES.insert(db, [new], replace=True)
-    changed = replace(workspace, lineage=new.id, n_tokens=n)
+    changed = replace(
+        workspace, lineage=new.id, n_tokens=n, n_steps=n_steps + (cut is not None),
+        n_pins=_cut_pins(db, workspace.id, n),
+    )  # fmt: skip
     WORKSPACES.insert(db, [changed], replace=True)
     _add_tail(db, new, number, tail, ids)
     if cut is not None:
         STEPS.insert(db, [replace(cut, lineage=new.id)], replace=True)
-    _cut_pins(db, workspace.id, n)
     return changed, freed + collect(db, old.id if is_shared else old.parent)
 
 
@@ -121,6 +126,7 @@ def delete(db: Db, workspace: WorkspaceRow) -> list[Location]:
     freed = drop_ahead(db, workspace.id)
     PINS.delete(db, "workspace=?", (workspace.id,))
     WORKSPACES.delete(db, "id=?", (workspace.id,))
+    _count_workspaces(db, -1)
     disown_segments(db, workspace.id)
     return freed + collect(db, workspace.lineage)
 
@@ -131,9 +137,9 @@ def collect(db: Db, lineage: int | None) -> list[Location]:
     freed: list[Location] = []
     while lineage is not None:
         row = LINEAGES.one(db, "id=?", (lineage,))
-        if row is None or WORKSPACES.one(db, "lineage=?", (lineage,)) is not None:
+        if row is None or any(head.lineage == lineage for head in WORKSPACES.rows(db)):
             break
-        children = list(LINEAGES.rows(db, "parent=?", (lineage,)))
+        children = _children(db, lineage)
         n_blocks = max((child.parent_blocks for child in children), default=0)
         n_steps = max((child.parent_steps for child in children), default=0)
         if n_blocks > row.parent_blocks or n_steps > row.parent_steps:
@@ -151,6 +157,17 @@ def collect(db: Db, lineage: int | None) -> list[Location]:
 
 
 # -- private
+
+
+def _count_workspaces(db: Db, more: int) -> None:
+    row = META.one(db, "key=?", (N_WORKSPACES,))
+    n = more + (0 if row is None else int(row.value))
+    META.insert(db, [MetaRow(N_WORKSPACES, str(n))], replace=True)
+
+
+def _children(db: Db, lineage: int) -> list[LineageRow]:
+    """Those that refer to a lineage. All rows are read: no index can be wrong, and every checksum counts."""
+    return [row for row in LINEAGES.rows(db) if row.parent == lineage]
 
 
 def _base(db: Db, parent: int | None, n_blocks: int, own_start: int, n_steps: int) -> Base:
@@ -194,7 +211,8 @@ def _add_tail(db: Db, lineage: LineageRow, number: int, tail: Tail | None, ids: 
     add_tokens(db, lineage, tail.start, ids)
 
 
-def _cut_pins(db: Db, workspace: str, n: int) -> None:
+def _cut_pins(db: Db, workspace: str, n: int) -> int:
+    """Drops and shortens pins -> how many are left."""
     kept = [
         replace(pin, end=min(pin.end, n))
         for pin in PINS.rows(db, "workspace=?", (workspace,))
@@ -202,6 +220,7 @@ def _cut_pins(db: Db, workspace: str, n: int) -> None:
     ]
     PINS.delete(db, "workspace=?", (workspace,))
     PINS.insert(db, kept)
+    return len(kept)
 
 
 def _drop_from(db: Db, lineage: LineageRow, n_blocks: int, n_tokens: int, n_steps: int) -> list[Location]:

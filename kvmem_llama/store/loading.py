@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -13,18 +14,41 @@ import numpy as np
 from kvmem_llama.errors import RecordDamaged, StoreError
 
 from .append import Heat, read_heat, workspace_row
-from .content import Span, check_blocks, iter_blocks, iter_steps, read_tokens, spans
+from .content import (
+    Span,
+    check_blocks,
+    check_steps,
+    iter_blocks,
+    iter_steps,
+    read_pins,
+    read_tokens,
+    spans,
+)
 from .heat import Uses
 from .holding import Holding
 from .index_file import F16, IndexChunks, mean_xxh
 from .location import DurableRecords, Origin
 from .rows import AheadRow, BlockRow, WorkspaceRow
 from .steps import MeanOf, NewBlock, ReadBlock, Restored
-from .tables import AHEAD, BLOCKS, PINS, Db
+from .tables import AHEAD, BLOCKS, Db
 
 _HALF_LIFE: Final = Uses().half_life  # commits
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Within: no search for garbage. Objects that stay are made by the million; to look through them
+    again and again takes as long as making them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_uncollected()
 def restore(
     holding: Holding,
     store: DurableRecords,
@@ -45,7 +69,8 @@ def restore(
         check_blocks(rows, row)
         parts = spans(db, row.lineage)
         steps = list(iter_steps(db, row.lineage))
-        pins = list(PINS.rows(db, "workspace=?", (row.id,), "ORDER BY number"))
+        check_steps(steps, row)
+        pins = read_pins(db, row)
         ahead = _ahead_run(db, row, rows, holding.family.binding.block_size)
         heat = {item.number: item for item in read_heat(db, row.lineage)}
     index = IndexChunks(holding.family.binding.index_shape, scored, len(rows), chunk_blocks)
@@ -65,7 +90,7 @@ def restore(
         chunks=index.chunks,
         counts=np.array([block.count for block in rows], np.int32),
         unscored=unscored,
-        pins=[(pin.start, pin.end) for pin in pins],
+        pins=pins,
         ahead=[
             ReadBlock(a.number, a.start, store.attach(a.location), np.frombuffer(a.ids, "<i4").astype("i4"))
             for a in ahead

@@ -38,7 +38,7 @@ class Location:
     segment: int
     slot: int
     generation: int
-    checksum: bytes  # [16] xxh3-128 of the record as it is in RAM, seeded with the generation
+    checksum: bytes  # [16] xxh3-128 of K and V as they lie on disk, seeded with the generation
 
     def __str__(self) -> str:
         return f"segment {self.segment}, slot {self.slot}"
@@ -105,6 +105,10 @@ class DurableRecords(RecordFiles, Protocol):
     def attach(self, location: Location | None, recent: float = 0.0, total: int = 0) -> RecordRef:
         """A reference to a record that the catalog names; None: one to be recomputed. Nothing is read.
         recent, total: its heat."""
+        ...
+
+    def give_up(self, ref: RecordRef) -> None:
+        """Rows that were computed again and could not be written are dropped: they are wanted again later."""
         ...
 
     def heat(self, ref: RecordRef) -> tuple[float, int]:

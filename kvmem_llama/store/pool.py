@@ -13,6 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from kvmem_llama.native.host_memory import HostMemory
+
 from .heat import NEW, Heat, Policy, Uses, coldest
 from .records import Record, RecordRef, StaleRecord
 
@@ -36,19 +38,14 @@ class State(Enum):
     EVICTABLE = 2
 
 
-def _plain(nbytes: int) -> Record:
-    return np.empty(nbytes, np.uint8)
-
-
 class HostPool:
     """Names records (`RecordRef`) and keeps those that fit. Safe to call from several threads."""
 
-    def __init__(
-        self, budget: int, policy: Policy | None = None, allocate: Callable[[int], Record] = _plain
-    ) -> None:
-        """budget: bytes of records. allocate: memory for one record that is read from disk."""
+    def __init__(self, budget: int, policy: Policy | None = None, memory: HostMemory | None = None) -> None:
+        """budget: bytes of records. memory: for records that are read from disk; if it is pinned, records
+        that are put are copied there, too. None: ordinary memory."""
         self.budget: Final = budget
-        self.allocate: Final = allocate
+        self.memory: Final = memory or HostMemory()
         self.policy: Final = policy or Heat()
         self.n_evicted = 0
         self.n_waits = 0  # puts that had to wait for the writer
@@ -107,6 +104,10 @@ class HostPool:
                     raise StaleRecord(f"record {ref.slot} was freed while it was put")
                 self._remove(ref.slot)
                 if self._make_room(record.nbytes):
+                    if self.memory.is_pinned:
+                        pinned = self.memory.allocate(record.nbytes)
+                        pinned[:] = record
+                        record = pinned
                     self._add(ref.slot, record, State.PENDING)
                     return
                 if record.nbytes > self.budget or not self._bytes[State.PENDING] + self._reserved_bytes:

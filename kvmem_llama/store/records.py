@@ -90,6 +90,11 @@ class BlockStore(Protocol):
         """The tier the record would come from now. Raises StaleRecord."""
         ...
 
+    def is_stuck(self, ref: RecordRef) -> bool:
+        """The record could not be written to disk: it takes room in RAM until it is freed, or a later attempt
+        succeeds. Raises StaleRecord."""
+        ...
+
     def pin(self, refs: Sequence[RecordRef], pinned: bool = True) -> None:
         """Pinned records never fall to the tokens tier. Raises StaleRecord."""
         ...

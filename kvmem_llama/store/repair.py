@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from kvmem_llama.errors import KvmemError
+from kvmem_llama.errors import KvmemError, RecordDamaged
 
 from .append import drop_records
 from .content import END, lineage_row, n_blocks_before, spans
@@ -18,14 +18,35 @@ from .family import Family
 from .family_disk import open_disk
 from .location import Location
 from .lock import lock_workspace
+from .recounting import mend_count, mend_workspaces, recounted
 from .root import Root
-from .rows import AheadRow, BlockRow, OwnedSegment, SlotRow, StepRow, WorkspaceRow, new_block
-from .segment import SegmentRow, repair_segment
+from .rows import (
+    AheadRow,
+    BlockRow,
+    OwnedSegment,
+    SlotRow,
+    StepRow,
+    WorkspaceRow,
+    new_block,
+)
+from .segment import SegmentRow, repair_segment, row_of
 from .slot_rows import drop_empty_segments, free_slots
-from .tables import AHEAD, BLOCKS, HEAT, PINS, SEGMENTS, SLOTS, STEPS, TEXTS, WORKSPACES, BadRow, Db, Table
+from .tables import (
+    AHEAD,
+    BLOCKS,
+    HEAT,
+    SEGMENTS,
+    SLOTS,
+    STEPS,
+    TEXTS,
+    WORKSPACES,
+    BadRow,
+    Db,
+    Table,
+)
 from .verify import Finding, Report, Verifier
 
-_HINTS = (HEAT, TEXTS, PINS, AHEAD)  # tables whose rows can be done without
+_HINTS = (HEAT, TEXTS, AHEAD)  # tables whose rows can be done without
 
 
 def verify_family(root: Root, family_id: str, *, repair: bool = False) -> Report:
@@ -43,6 +64,8 @@ def verify_family(root: Root, family_id: str, *, repair: bool = False) -> Report
             return Verifier(root, family, records, report).run()
         with _all_locked(root, family):
             Verifier(root, family, records, report).run()
+            if any(finding.kind == "workspaces" for finding in report.findings):
+                root.forget_names()
             for finding in _in_order(report.findings):
                 mend = _MENDERS.get(finding.kind)
                 if mend is not None and mend(family, finding):
@@ -75,7 +98,7 @@ def _all_locked(root: Root, family: Family) -> Iterator[None]:
 
 def _in_order(findings: list[Finding]) -> list[Finding]:
     """Rows before what is derived from them."""
-    order = ["row", "segment", "record", "slot", "index", "file"]
+    order = ["row", "workspaces", "count", "segment", "record", "slot", "index", "file"]
     known = [finding for finding in findings if finding.kind in order]
     return sorted(known, key=lambda finding: order.index(finding.kind))
 
@@ -97,6 +120,14 @@ def _mend_row(family: Family, finding: Finding) -> bool:
 
 def _drop_row(db: Db, table: Table[Any], values: tuple[Any, ...]) -> bool:
     table.delete(db, "row_xxh=?", (values[-1],))
+    return True
+
+
+def _drop_pin(db: Db, table: Table[Any], values: tuple[Any, ...]) -> bool:
+    _drop_row(db, table, values)
+    row = WORKSPACES.one(db, "id=?", (values[0],))
+    if row is not None and row.n_pins:
+        WORKSPACES.insert(db, [replace(row, n_pins=row.n_pins - 1)], replace=True)
     return True
 
 
@@ -168,7 +199,7 @@ def _mend_workspace(db: Db, table: Table[Any], values: tuple[Any, ...]) -> bool:
     if last.blocks[1] != END or n_blocks_before(db, row.lineage, n_tokens) == 0 < n_tokens:
         return False
     WORKSPACES.delete(db, "id=?", (row.id,))
-    WORKSPACES.insert(db, [replace(row, n_tokens=n_tokens)])
+    WORKSPACES.insert(db, [recounted(db, replace(row, n_tokens=n_tokens))])
     return True
 
 
@@ -178,7 +209,23 @@ def _mend_segment(family: Family, finding: Finding) -> bool:
     row = SegmentRow(owned.number, owned.n_slots)
     if not family.files.exists(family.paths.segments / row.file):
         return _forget_segment(family, owned)
+    if not owned.n_slots:
+        return _adopt_file(family, owned)
     repair_segment(family.files, family.paths.segments, row, family.segment_format)
+    return True
+
+
+def _adopt_file(family: Family, owned: OwnedSegment) -> bool:
+    """A segment whose row is missing gets one that is nobody's."""
+    fd = family.files.open(family.paths.segments / SegmentRow(owned.number, 0).file, os.O_RDONLY)
+    try:
+        n_slots = row_of(family.files, fd, owned.number).n_slots
+    except RecordDamaged:
+        return False
+    finally:
+        family.files.close(fd)
+    fresh = replace(owned, n_slots=n_slots)
+    family.catalog.write(lambda db: SEGMENTS.insert(db, [fresh], replace=True), "repair")
     return True
 
 
@@ -243,6 +290,8 @@ def _mend_file(family: Family, finding: Finding) -> bool:
 
 _MENDERS: dict[str, Callable[[Family, Finding], bool]] = {
     "row": _mend_row,
+    "workspaces": mend_workspaces,
+    "count": mend_count,
     "segment": _mend_segment,
     "record": _mend_record,
     "slot": _mend_slot,
@@ -255,4 +304,5 @@ _ROW_MENDERS: dict[str, Callable[[Db, Table[Any], tuple[Any, ...]], bool]] = {
     "slots": _mend_slot_row,
     "segments": _mend_segment_row,
     "workspaces": _mend_workspace,
+    "pins": _drop_pin,
 }

@@ -202,6 +202,11 @@ class Root:
         with wait_lock(self.files, self.folder / "root.lock"):
             yield
 
+    def forget_names(self) -> None:
+        """Names are read from the catalogs the next time."""
+        with self.quiet():
+            self._names.forget()
+
     # -- the last one
 
     def used(self, place: Place) -> None:
@@ -237,6 +242,7 @@ class Root:
         for folder in (*reversed(self.folder.parents), self.folder):
             if not self.files.exists(folder):
                 self.files.mkdir(folder)
+                self.files.sync_dir(folder.parent)
 
     def _scan(self) -> Iterator[Listed]:
         for id in self.family_ids():

@@ -31,6 +31,8 @@ class WorkspaceRow:
     system: str | None
     created: float  # seconds since the epoch; only shown
     used: float
+    n_steps: int = 0  # of its whole history; with these two, rows that are missing at the end are noticed
+    n_pins: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,13 @@ CREATE TABLE meta(
 CREATE TABLE workspaces(
   id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, lineage INTEGER NOT NULL UNIQUE, n_tokens INTEGER NOT NULL,
   commits INTEGER NOT NULL, policy TEXT NOT NULL, system TEXT, created REAL NOT NULL, used REAL NOT NULL,
-  row_xxh INTEGER NOT NULL) WITHOUT ROWID;
+  n_steps INTEGER NOT NULL, n_pins INTEGER NOT NULL, row_xxh INTEGER NOT NULL) WITHOUT ROWID;
 
 -- AUTOINCREMENT: a number is never used twice, so a file left of a deleted lineage cannot pass as another's.
 CREATE TABLE lineages(
   id INTEGER PRIMARY KEY AUTOINCREMENT, parent INTEGER, parent_end INTEGER NOT NULL,
   parent_blocks INTEGER NOT NULL, own_start INTEGER NOT NULL, parent_steps INTEGER NOT NULL,
   created REAL NOT NULL, row_xxh INTEGER NOT NULL);
-CREATE INDEX lineages_by_parent ON lineages(parent);
 
 CREATE TABLE tokens(
   lineage INTEGER NOT NULL, chunk INTEGER NOT NULL, ids BLOB NOT NULL, row_xxh INTEGER NOT NULL,

@@ -140,8 +140,13 @@ class SegmentFiles:
         return segment_path(self.folder, number)
 
     def _check(self, number: int, fd: int) -> None:
-        row = self._rows.get(number) or row_of(self._files, fd, number)
-        check_segment(self._files, fd, row, self._format)
+        try:
+            row = self._rows.get(number) or row_of(self._files, fd, number)
+            check_segment(self._files, fd, row, self._format)
+        except StoreFailed as error:
+            if errno_of(error) == errno.EIO:
+                raise RecordDamaged(f"segment {number}", "its header cannot be read") from error
+            raise
         self._rows[number] = row
 
     def _vector(self, record: Record, gap: Buffer) -> list[Buffer]:

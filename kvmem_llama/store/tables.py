@@ -40,6 +40,10 @@ class BadRow(Exception):
     """A row does not have the checksum it was written with, or rows that belong together do not fit."""
 
 
+class MissingRow(BadRow):
+    """Of rows that are counted elsewhere, some are not there."""
+
+
 def storable(text: str) -> str:
     """Text that can be kept: halves of characters, as a damaged command line may hold them, become '?'."""
     return text.encode("utf-8", "replace").decode()

@@ -13,7 +13,8 @@ from .disk_records import DiskRecords
 from .entries import PENDING, Entries, Entry, Stage
 from .fetch import Fetcher
 from .location import Location
-from .pool import HostFull, HostPool
+from .pool import HostFull, HostPool, State
+from .raw_k import RawK
 from .records import Record, RecordRef, StoreStats, Where
 from .writer import Fall, Writer
 
@@ -32,9 +33,10 @@ class TierStats:
     n_damaged: int  # reads that found a record lost
     n_evicted: int  # from the pool, by all its stores
     n_fallen: int  # to the tokens tier
-    n_flush_waits: int  # flushes that found something unfinished
+    n_flush_waits: int  # commits that waited for stage-out
     flush_wait_seconds: float
-    n_put_waits: int  # puts that waited for room in the pool, by all its stores
+    n_put_waits: int  # new records that waited for it, for room in the pool; by all its stores
+    is_pinned: bool  # the pool is memory that a GPU reads without a copy
 
 
 class TieredStore(DiskRecords):
@@ -43,6 +45,8 @@ class TieredStore(DiskRecords):
     A record that is put goes to disk at once, on a thread of its own. `flush` waits for that; then `locate`
     says what the catalog must remember. What the host budget has no room for is read from disk; what the disk
     budget has no room for falls to the tokens tier: the coldest first, pinned ones never.
+
+    A store that is only read keeps what is put in RAM until it is closed.
     """
 
     def __init__(
@@ -51,15 +55,22 @@ class TieredStore(DiskRecords):
         disk: DiskStore,
         *,
         fall: Fall | None = None,
+        raw_k: RawK | None = None,
         stage_out: bool = True,
         durable: bool = True,
+        read_only: bool = False,
     ) -> None:
         """fall: makes it durable that the records at these locations are in the tokens tier; must not call
             `settle` for them. Called on the write worker without a lock.
+        raw_k: how raw K lies on disk; None: as in RAM. `read` and `write` are about bytes on disk, all
+            others about records in RAM.
         stage_out: write at once; otherwise when flushed, or when the host pool is full.
         durable: sync what is written; otherwise the operating system does in its own time.
+        read_only: nothing is written.
         """
-        nbytes = disk.format.record_nbytes
+        self._raw_k: Final = raw_k or RawK.plain(disk.format.record_nbytes)
+        assert self._raw_k.stored_nbytes == disk.format.record_nbytes
+        nbytes = self._raw_k.record_nbytes
         if pool.budget < 2 * nbytes:
             raise InvalidOption(
                 "--host-budget", pool.budget, f"must hold at least 2 records of {nbytes} bytes"
@@ -67,8 +78,11 @@ class TieredStore(DiskRecords):
         super().__init__(disk, durable=durable)
         self._pool: Final = pool
         self._entries: Final = Entries()
-        self._writer: Final = Writer(self._entries, pool, disk, fall, stage_out=stage_out, durable=durable)
-        self._fetcher: Final = Fetcher(self._entries, pool, disk)
+        self._read_only: Final = read_only
+        self._writer: Final = Writer(
+            self._entries, pool, disk, fall, self._raw_k, stage_out=stage_out, durable=durable
+        )
+        self._fetcher: Final = Fetcher(self._entries, pool, disk, self._raw_k)
         self._is_closed = False
 
     # -- what the memory uses: see BlockStore
@@ -80,25 +94,19 @@ class TieredStore(DiskRecords):
             with self._entries.changed:
                 self._writer.check_open()
                 self._entries.add(ref, Entry(ref.generation, Stage.QUEUED))
-                self._writer.queue(ref)
+                self._write_or_keep(ref)
         except BaseException:
             self._pool.retire(ref)
             raise
         return ref
 
     def restore(self, ref: RecordRef, record: Record) -> None:
-        with self._entries.changed:
-            if self._entries.live(ref).stage in PENDING:
-                return  # it is not lost
-        self._put(ref, record)
-        with self._entries.changed:
-            entry = self._entries.live(ref)
-            if entry.stage in PENDING:
-                return  # another thread was faster
-            if entry.location is not None:
-                self._disk.give_back(entry.location)  # unless the catalog names it: then it frees it
-                entry.location = None
-            self._writer.queue(ref)
+        self._restore(ref, record, Stage.TOKENS)
+
+    def hold(self, ref: RecordRef) -> None:
+        """A record of a store that is only read stays in RAM, whatever its writer does. Raises NotStored,
+        RecordDamaged, StoreFailed or StoreFull."""
+        self._restore(ref, self.get(ref).copy(), Stage.HELD)
 
     def get(self, ref: RecordRef) -> Record:
         return self._fetcher.get_many([ref])[0]
@@ -124,6 +132,10 @@ class TieredStore(DiskRecords):
                 return "host"
             return "tokens" if entry.location is None else "disk"
 
+    def is_stuck(self, ref: RecordRef) -> bool:
+        with self._entries.changed:
+            return self._entries.live(ref).stage is Stage.FAILED
+
     def pin(self, refs: Sequence[RecordRef], pinned: bool = True) -> None:
         with self._entries.changed:
             for ref in refs:
@@ -148,7 +160,7 @@ class TieredStore(DiskRecords):
     def stats(self) -> StoreStats:
         with self._entries.changed:
             n_host = sum(ref.slot in self._pool for ref, _ in self._entries)
-            n_bytes = n_host * self._disk.format.record_nbytes
+            n_bytes = n_host * self._raw_k.record_nbytes
             return StoreStats(len(self._entries), n_bytes, self._pool.peak_bytes)
 
     def tiers(self) -> TierStats:
@@ -171,7 +183,18 @@ class TieredStore(DiskRecords):
             n_flush_waits=self._writer.n_waits,
             flush_wait_seconds=self._writer.wait_seconds,
             n_put_waits=self._pool.n_waits,
+            is_pinned=self._pool.memory.is_pinned,
         )
+
+    def give_up(self, ref: RecordRef) -> None:
+        """The rows that `restore` was given are dropped if they could not be written. Raises StaleRecord."""
+        with self._entries.changed:
+            entry = self._entries.live(ref)
+            if entry.stage is Stage.FAILED:
+                self._writer.forget(ref)
+                self._entries.set_stage([ref], Stage.TOKENS)
+                self._pool.mark([ref.slot], State.EVICTABLE)
+                self._pool.drop([ref.slot])
 
     # -- what the catalog uses: see RecordFiles
 
@@ -222,18 +245,46 @@ class TieredStore(DiskRecords):
     # -- private
 
     def _put(self, ref: RecordRef, record: Record) -> None:
-        if record.nbytes != self._disk.format.record_nbytes:
-            raise ValueError(
-                f"a record of {record.nbytes} bytes instead of {self._disk.format.record_nbytes}"
-            )
+        if record.nbytes != self._raw_k.record_nbytes:
+            raise ValueError(f"a record of {record.nbytes} bytes instead of {self._raw_k.record_nbytes}")
+        self._raw_k.round(record)
         try:
             self._pool.put(ref, record)
         except HostFull as full:
             with self._entries.changed:
                 failure = self._writer.failure
             if isinstance(failure, KvmemError):
-                raise failure from None
-            raise StoreFull("host pool", full.needed, 0, hint="Set a larger --host-budget.") from None
+                # What could not be written takes the room: it is tried again, else nobody would ever do so.
+                self._writer.flush()
+                return self._put(ref, record)
+            hint = "Set a larger --host-budget."
+            if self._read_only:
+                hint = f"What is added to a read-only workspace stays in RAM. {hint}"
+            raise StoreFull("host pool", full.needed, 0, hint=hint) from None
+
+    def _restore(self, ref: RecordRef, record: Record, stage: Stage) -> None:
+        """stage: of the record in a store that is only read."""
+        with self._entries.changed:
+            if self._entries.live(ref).stage in (*PENDING, Stage.HELD):
+                return  # it is not lost
+        self._put(ref, record)
+        with self._entries.changed:
+            entry = self._entries.live(ref)
+            if entry.stage in (*PENDING, Stage.HELD):
+                return  # another thread was faster
+            if entry.location is not None:
+                self._disk.give_back(entry.location)  # unless the catalog names it: then it frees it
+                entry.location = None
+            self._write_or_keep(ref, stage)
+
+    def _write_or_keep(self, ref: RecordRef, stage: Stage = Stage.HELD) -> None:
+        """A record is in the pool. stage: in a store that is only read; if it is not HELD it may leave the
+        pool. Under the lock."""
+        if self._read_only:
+            self._entries.set_stage([ref], stage)
+            self._pool.mark([ref.slot], State.STUCK if stage is Stage.HELD else State.EVICTABLE)
+        else:
+            self._writer.queue(ref)
 
     def _remove(self, ref: RecordRef, entry: Entry) -> None:
         self._writer.forget(ref)

@@ -9,7 +9,17 @@ from typing import Any, Final
 
 from kvmem_llama.errors import CatalogDamaged, RecordDamaged, StoreFailed
 
-from .content import check_blocks, iter_blocks, iter_steps, lineage_row, read_tokens, spans
+from .content import (
+    check_blocks,
+    check_steps,
+    check_workspaces,
+    iter_blocks,
+    iter_steps,
+    lineage_row,
+    read_pins,
+    read_tokens,
+    spans,
+)
 from .family import Family
 from .head import Head
 from .location import Location, RecordFiles
@@ -27,6 +37,7 @@ from .tables import (
     WORKSPACES,
     BadRow,
     Db,
+    MissingRow,
     Table,
 )
 
@@ -35,7 +46,7 @@ from .tables import (
 class Finding:
     """One thing that is not as it should be."""
 
-    kind: str  # catalog | row | history | slot | segment | record | index | file
+    kind: str  # catalog | row | workspaces | count | history | slot | segment | record | index | file
     where: str
     what: str
     row: object = field(default=None, compare=False)  # what the repair needs
@@ -80,6 +91,7 @@ class Verifier:
                 self._check_slots(db)
                 named = list(self._named(db))
                 segments = list(self._sound(db, SEGMENTS))
+                self._check_segment_rows(db)
         except CatalogDamaged as error:
             self.report.add("catalog", self._family.catalog.path.name, error.why)
             return self.report
@@ -108,16 +120,24 @@ class Verifier:
                 self.report.add("catalog", table.name, error)
 
     def _check_histories(self, db: Db) -> None:
+        try:
+            check_workspaces(db)
+        except BadRow as error:
+            what = f"{error}; a repair names what is left of it 'recovered ...'"
+            self.report.add("workspaces", self._family.catalog.path.name, what)
         for row in self._sound(db, WORKSPACES):
             self.report.n_workspaces += 1
             try:
                 read_tokens(db, row.lineage, 0, row.n_tokens)
                 blocks = list(iter_blocks(db, row.lineage))
                 check_blocks(blocks, row)
-                steps = list(iter_steps(db, row.lineage))
-                if steps and steps[-1].end != row.n_tokens:
-                    raise BadRow(f"the steps end at token {steps[-1].end} of {row.n_tokens}")
                 self._check_index(db, row, blocks)
+                for check in (self._check_steps, self._check_pins):
+                    try:
+                        check(db, row)
+                    except MissingRow as error:
+                        what = f"{error}; a repair goes on without what is missing"
+                        self.report.add("count", f"workspace {row.name!r:.80}", what, row)
             except BadRow as error:
                 self.report.add("history", f"workspace {row.name!r:.80}", error, row)
             acknowledged = Head(self._family.files, self._family.paths.locks, row.id).read()
@@ -127,6 +147,15 @@ class Verifier:
                 what = f"{acknowledged} commits were acknowledged, the catalog has {now.commits}"
                 self.report.add("history", f"workspace {row.name!r:.80}", what, row)
 
+    def _check_steps(self, db: Db, row: WorkspaceRow) -> None:
+        steps = list(iter_steps(db, row.lineage))
+        check_steps(steps, row)
+        if steps and steps[-1].end != row.n_tokens:
+            raise BadRow(f"the steps end at token {steps[-1].end} of {row.n_tokens}")
+
+    def _check_pins(self, db: Db, row: WorkspaceRow) -> None:
+        read_pins(db, row)
+
     def _check_index(self, db: Db, row: WorkspaceRow, blocks: list[BlockRow]) -> None:
         parts = spans(db, row.lineage)
         for part in parts:
@@ -135,9 +164,11 @@ class Verifier:
         self.report.n_index_rows += len(blocks)
         for number in missing:
             block = blocks[number]
-            # The row of a partial block is written over before, or after, the transaction of its writer.
-            is_growing = block.count < self._family.binding.block_size and self._is_in_use(row)
-            if self._is_current(block) and not is_growing:
+            # The row of a partial block is written over before, or after, the transaction of its writer, who
+            # may have been killed in between. It is made from the record when the workspace is opened.
+            is_partial = block.count < self._family.binding.block_size
+            is_expected = is_partial and (block.location is not None or self._is_in_use(row))
+            if self._is_current(block) and not is_expected:
                 where = f"workspace {row.name!r:.80}, block {number}"
                 self.report.add("index", where, "its index row is not as it was written", block)
 
@@ -163,6 +194,16 @@ class Verifier:
                 self.report.add("slot", str(at), "a block names it, but it is not in use", at)
 
     # -- files
+
+    def _check_segment_rows(self, db: Db) -> None:
+        """A segment with slots in use has a row."""
+        try:
+            known = {values[0] for values in SEGMENTS.raw(db)}
+        except SQLITE_ERRORS:  # found before
+            return
+        for number in sorted({slot.segment for slot in self._sound(db, SLOTS) if slot.used} - known):
+            lost = OwnedSegment(number, None, 0)
+            self.report.add("segment", SegmentRow(number, 0).file, "its row is missing", lost)
 
     def _check_segments(self, segments: list[OwnedSegment]) -> None:
         files, folder = self._family.files, self._family.paths.segments

@@ -14,6 +14,7 @@ from .disk import DiskStore
 from .entries import Entries, Stage
 from .location import Location
 from .pool import HostPool, State
+from .raw_k import RawK
 from .records import Record, RecordRef
 
 BATCH_RECORDS: Final = 16  # written before the worker looks up again
@@ -35,6 +36,7 @@ class Writer:
         pool: HostPool,
         disk: DiskStore,
         fall: Fall | None,
+        raw_k: RawK,
         *,
         stage_out: bool,
         durable: bool,
@@ -47,6 +49,7 @@ class Writer:
         self._pool: Final = pool
         self._disk: Final = disk
         self._fall: Final = fall
+        self._raw_k: Final = raw_k
         self._stage_out: Final = stage_out
         self._durable: Final = durable
         self._queue: deque[RecordRef] = deque()
@@ -173,7 +176,7 @@ class Writer:
     def _write(self, batch: list[RecordRef], records: list[Record]) -> None:
         self._make_room(len(batch))
         n_over = min(self._disk.n_over(len(batch)), len(batch))
-        written = self._disk.write(records[: len(batch) - n_over])
+        written = self._disk.place([self._raw_k.encode(record) for record in records[: len(batch) - n_over]])
         if n_over and written.error is None:
             written.error = StoreFull(
                 self._disk.folder,

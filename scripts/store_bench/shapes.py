@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvmem_llama.gguf_header import GGML_TYPES
+from kvmem_llama.native.layout import ROW_TYPES
+from kvmem_llama.store.raw_k import RawK
+from kvmem_llama.store.records import Record
 from kvmem_llama.store.segment import SegmentFormat
 
 N_LAYERS, ROW, BLOCK = 30, 3 * 64, 32  # ROW: elements of one token's K in one layer
@@ -26,3 +31,26 @@ def shape(raw_k_type: str) -> SegmentFormat:
         v_type=TYPE_IDS["f16"],
         v_nbytes=n_rows * row_nbytes("f16"),
     )
+
+
+def raw_k(raw_k_type: str) -> RawK:
+    """Between records in RAM and segments with raw K of this type."""
+    n_rows, in_ram = N_LAYERS * BLOCK, ROW_TYPES[raw_k_type]
+    return RawK(in_ram, raw_k_type, n_rows * row_nbytes(in_ram), n_rows * row_nbytes("f16"))
+
+
+def random_record(rng: np.random.Generator, raw_k_type: str) -> Record:
+    """A record in RAM: numbers for K, as a type with scales needs them, and bytes for V."""
+    n_rows, in_ram = N_LAYERS * BLOCK, ROW_TYPES[raw_k_type]
+    k = rng.normal(size=n_rows * ROW).astype("<f2" if in_ram == "f16" else "<f4").view(np.uint8)
+    return np.concatenate([k, rng.integers(0, 256, n_rows * row_nbytes("f16"), np.uint8)])
+
+
+def restore_error(raw_k_type: str) -> float:
+    """Relative L2 distance of K that was stored from K that was computed, in f32 and of normal numbers."""
+    exact = np.random.default_rng(0).normal(size=N_LAYERS * BLOCK * ROW).astype("<f4")
+    in_ram = exact.astype("<f2" if ROW_TYPES[raw_k_type] == "f16" else "<f4")
+    record = np.concatenate([in_ram.view(np.uint8), np.zeros(N_LAYERS * BLOCK * row_nbytes("f16"), np.uint8)])
+    raw_k(raw_k_type).round(record)
+    stored = record[: in_ram.nbytes].view(in_ram.dtype).astype(np.float64)
+    return float(np.linalg.norm(stored - exact) / np.linalg.norm(exact))

@@ -1,4 +1,4 @@
-"""Bits that flip on disk: whatever is opened after that is right, or says that it is not. And power cuts."""
+"""Bits that flip on disk: whatever is opened after that is right, or says that it is not."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from durable_run import Memory, index_rows, make_binding, make_memory, make_root, mean_of, record_of
-from store_faults import PowerCut
-from store_kill import after, make_script
+from durable_run import Memory, index_rows, make_memory, make_root, mean_of, record_of
 
 from kvmem_llama.errors import KvmemError, RecordDamaged, StoreError
-from kvmem_llama.store.files import Files
 from kvmem_llama.store.repair import verify_family
 from kvmem_llama.store.root import Root
 
@@ -124,61 +121,3 @@ def test_verify_finds_a_flip_wherever_something_is_kept(
         shutil.rmtree(folder)
     # What is not found lies in a slot that was used before and is free now.
     assert n_found >= 0.8 * n_bits
-
-
-def run_until_the_power_fails(folder: Path, seed: int, *, skip_syncs: bool) -> None:
-    """Carries out a script, cuts the power after an operation, and looks at what is left."""
-    rng = random.Random(seed)
-    system = PowerCut()
-    system.skip_syncs = skip_syncs
-    root = Root(folder / "workspaces", Files(system))
-    state: dict[str, list[int]] = {}
-    ops = [op for op in make_script(seed, n_ops=10) if op[0] in ("create", "step", "truncate", "fork")]
-    open_ones: dict[str, Memory] = {}
-    for op in ops[: rng.randrange(2, len(ops) + 1)]:
-        kind, name = op[0], op[1]
-        if name not in state and kind != "create":
-            continue
-        if kind == "truncate" and op[2] > len(state[name]):
-            continue
-        if kind != "create" and name not in open_ones:
-            open_ones[name] = Memory(root, root.find(name))
-        match kind:
-            case "create":
-                root.create(name, make_binding())
-            case "step":
-                open_ones[name].step(op[2])
-            case "truncate":
-                open_ones[name].truncate(op[2])
-            case "fork":
-                open_ones[op[2]] = open_ones[name].fork(op[2])
-        state = after(state, op)
-    for memory in open_ones.values():
-        memory.close()
-    system.cut()
-    left = make_root(folder)
-    for family in left.family_ids():
-        assert not [f for f in verify_family(left, family).findings if f.kind != "file"]
-    assert {item.row.name for item in left.list() if item.row} == set(state)
-    for name, tokens in state.items():
-        memory = Memory(left, left.find(name))
-        try:
-            memory.check(tokens)
-            memory.check_index()
-        finally:
-            memory.close()
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_what_was_acknowledged_survives_a_power_cut(folder: Path, seed: int) -> None:
-    run_until_the_power_fails(folder, seed, skip_syncs=False)
-
-
-def test_a_sync_that_is_left_out_would_be_noticed(folder: Path) -> None:
-    n_noticed = 0
-    for seed in range(6):
-        try:
-            run_until_the_power_fails(folder / str(seed), seed, skip_syncs=True)
-        except (StoreError, AssertionError):
-            n_noticed += 1
-    assert n_noticed == 6

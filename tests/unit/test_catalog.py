@@ -402,6 +402,37 @@ def test_a_commit_that_failed_is_written_over_at_once(tmp_path: Path) -> None:
     assert end.index("ROLLBACK") < end.index(f"PRAGMA user_version={FORMAT}") and end.count("COMMIT") == 2
 
 
+def test_a_commit_that_cannot_be_written_over_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    path = tmp_path / "catalog.sqlite"
+    Catalog.create(path)
+    made: list[sqlite3.Connection] = []
+
+    class Failing(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if sql == "COMMIT":
+                failure = sqlite3.OperationalError("injected")
+                failure.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise failure
+            return super().execute(sql, *args)  # type: ignore[arg-type]
+
+    def connect(uri: str) -> sqlite3.Connection:
+        made.append(
+            sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Failing)
+        )
+        return made[-1]
+
+    catalog = Catalog(path, connect=connect)
+    for _ in range(3):
+        with pytest.raises(StoreFailed, match="injected"):
+            catalog.write(lambda db: db.execute("INSERT INTO meta VALUES ('k', 'v', 0)") and None)
+        assert not made[-1].in_transaction
+        other = Catalog(path)
+        other.write(lambda db: None)
+        other.close()
+    catalog.close()
+
+
 def test_a_full_disk_is_told_by_sqlite_itself(tmp_path: Path) -> None:
     (tmp_path / "locks").mkdir()
     path = tmp_path / "catalog.sqlite"

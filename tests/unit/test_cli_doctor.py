@@ -39,6 +39,7 @@ def test_doctor_shows_what_was_built_and_the_memory_plan(run_kvmem: Run, tmp_pat
     (report,) = done.events
     assert done.code == 0 and report["kernels"]["instruction_set"] == "avx2"
     assert report["model"]["architecture"] == "llama" and report["model"]["key_heads"] == 2
+    assert report["library"]["host_pool"] == "ordinary memory"
     assert report["memory"]["view_tokens"] == 512
     assert report["memory"]["cell_bytes_per_token"] == 2 * 2 * (64 * 8.5 + 64 * 16) / 8
     assert report["memory"]["index_bytes_per_token"] == 2 * 2 * 64 * 2 / 32

@@ -94,6 +94,43 @@ def test_a_workspace_that_is_not_there_is_an_error(run_kvmem: Run, root: Root) -
         assert done.code == 7 and "no workspace named 'x'" in done.err
 
 
+def test_deleting_several_deletes_none_if_one_is_not_there(run_kvmem: Run, root: Root) -> None:
+    assert run_kvmem("workspace", "rm", "notes", "x").code == 7
+    assert names(run_kvmem) == {"notes": 22, "old one": 10}
+    assert told(run_kvmem("workspace", "rm", "notes", "old one", "notes", "--json"))["deleted"] == [
+        "notes", "old one",
+    ]  # fmt: skip
+    empty = run_kvmem("workspace", "ls")
+    assert (empty.code, empty.out) == (0, "") and f"no workspaces in {root.folder}" in empty.err
+
+
+def test_an_error_is_an_object_for_who_asked_for_json(run_kvmem: Run, root: Root, tmp_path: Path) -> None:
+    for arguments, error, code in (
+        (["show", "x"], "WorkspaceNotFound", 7),
+        (["fork", "notes", "old one"], "WorkspaceExists", 7),
+        (["import", str(tmp_path / "none")], "InputError", 7),
+        (["import", __file__], "ExportDamaged", 8),
+        (["export", "notes", str(tmp_path / "none" / "file")], "StoreFailed", 7),
+    ):
+        done = run_kvmem("workspace", *arguments, "--json")
+        found = json.loads(done.out)
+        assert (done.code, found["error"], found["exit_code"]) == (code, error, code)
+        assert found["message"] in done.err and found["hint"] in done.err
+
+
+def test_a_file_that_is_there_is_replaced_only_if_told_so(run_kvmem: Run, root: Root, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    done = run_kvmem("workspace", "export", "notes", str(file))
+    assert done.code == 7 and "--replace" in done.err and file.read_text() == "mine"
+    assert told(run_kvmem("workspace", "export", "notes", str(file), "--replace", "--json"))["n_tokens"] == 22
+
+
+def test_without_a_command_the_help_is_shown(run_kvmem: Run) -> None:
+    done = run_kvmem("workspace")
+    assert done.code == 0 and "rename" in done.out and done.err == ""
+
+
 def test_w_and_continue_name_the_workspace(run_kvmem: Run, root: Root, script: Script) -> None:
     assert run_kvmem("ask", "why?").code == 0 and script.name is None
     assert run_kvmem("ask", "-w", "my notes", "why?").code == 0 and script.name == "my notes"
@@ -102,6 +139,27 @@ def test_w_and_continue_name_the_workspace(run_kvmem: Run, root: Root, script: S
     assert run_kvmem("chat", "--workspace=a_b", stdin=b"why?\n").code == 0 and script.name == "a_b"
     assert run_kvmem("ask", "-w", "x", "--continue", "why?").code == 2
     assert run_kvmem("ask", "-w", "bad\nname", "why?").code == 7
+
+
+def test_a_workspace_can_be_asked_read_only(run_kvmem: Run, root: Root, script: Script) -> None:
+    done = run_kvmem("ask", "-w", "notes", "--read-only", "why?")
+    assert done.code == 0 and (script.name, script.read_only, script.create) == ("notes", True, False)
+    assert "notes is open read-only: nothing of this is kept" in done.err and "read-only" not in done.out
+    assert run_kvmem("chat", "--continue", "--read-only", stdin=b"why?\n").code == 0
+    assert (script.name, script.read_only) == ("notes", True)
+    assert run_kvmem("ask", "--continue", "why?").code == 0 and not script.read_only
+    refused = run_kvmem("ask", "--read-only", "why?")
+    assert refused.code == 2 and "-w NAME" in refused.err
+
+
+def test_a_step_in_a_durable_workspace_tells_its_stats_before_it_ends(
+    run_kvmem: Run, root: Root, script: Script
+) -> None:
+    lines = run_kvmem("ask", "-w", "notes", "--json", "why?").out.splitlines()
+    stats, last = (json.loads(line) for line in lines[-2:])
+    assert (stats["event"], stats["n_tokens"], stats["tiers"]) == ("stats", 261, None)
+    assert last["event"] == "finished"
+    assert '"stats"' not in run_kvmem("ask", "--json", "why?").out
 
 
 def test_nothing_to_continue_is_an_error(

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from power_cut import PowerCut
 from store_data import FORMAT, NBYTES, SLOTS, disk_store, growing, record
-from store_faults import SHORT, FaultySystem, PowerCut, Stops, flip
+from store_faults import SHORT, FaultySystem, Stops, flip
 
 from kvmem_llama.errors import RecordDamaged, StoreError, StoreFailed, StoreFull
 from kvmem_llama.store import descriptors
@@ -273,7 +274,7 @@ def test_synced_records_survive_a_power_cut(tmp_path: Path, skip_syncs: bool) ->
     system = PowerCut()
     store = disk_store(tmp_path, Files(system))
     first = put(store, 0, 1)
-    system.skip_syncs = skip_syncs
+    system.skip = "all" if skip_syncs else None
     second = put(store, 2)
     system.cut()
     errors = errors_of(store, first + second)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_faults import NOTHING, SHORT, FaultySystem, PowerCut
+from power_cut import PowerCut
+from store_faults import NOTHING, SHORT, FaultySystem
 
 from kvmem_llama.errors import StoreFailed, StoreFull
 from kvmem_llama.store import files as files_module

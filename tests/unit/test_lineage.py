@@ -34,7 +34,18 @@ from kvmem_llama.store.location import Location, Tier
 from kvmem_llama.store.rows import AheadRow, BlockRow, StepRow, WorkspaceRow
 from kvmem_llama.store.schema import SCHEMA
 from kvmem_llama.store.slot_rows import adopt_segments, new_segment
-from kvmem_llama.store.tables import AHEAD, ALL_TABLES, BLOCKS, LINEAGES, PINS, SEGMENTS, SLOTS, BadRow, Db
+from kvmem_llama.store.tables import (
+    AHEAD,
+    ALL_TABLES,
+    BLOCKS,
+    LINEAGES,
+    META,
+    PINS,
+    SEGMENTS,
+    SLOTS,
+    BadRow,
+    Db,
+)
 
 BLOCK = 4  # tokens
 
@@ -252,9 +263,8 @@ class Histories(RuleBasedStateMachine):
             assert [ModelBlock(b.start, b.count, b.checksum) for b in blocks] == own.blocks
             content.check_blocks(blocks, row)
             steps = [(s.kind, s.start, s.end, s.closed) for s in content.iter_steps(self.db, row.lineage)]
-            assert steps == own.steps
-            pins = PINS.rows(self.db, "workspace=?", (name,), "ORDER BY number")
-            assert [(pin.start, pin.end) for pin in pins] == own.pins
+            assert steps == own.steps and row.n_steps == len(steps)
+            assert content.read_pins(self.db, row) == own.pins
             ahead = AHEAD.rows(self.db, "workspace=?", (name,), "ORDER BY number")
             assert [(a.start, a.checksum) for a in ahead] == own.ahead
 
@@ -267,6 +277,10 @@ class Histories(RuleBasedStateMachine):
         named = {(row.segment, row.slot) for row in BLOCKS.rows(self.db)}
         named |= {(row.segment, row.slot) for row in AHEAD.rows(self.db)}
         assert used == named and len(named) == len(reachable | ahead)
+
+    @invariant()
+    def workspaces_are_counted(self) -> None:
+        content.check_workspaces(self.db)
 
     @invariant()
     def no_lineage_is_kept_without_a_use(self) -> None:
@@ -318,8 +332,8 @@ def test_a_fork_writes_the_same_few_rows_however_long_the_history_is(n: int) -> 
     before = db.total_changes
     tail = Tail(n, 3, slots.write(b"t" * 16), b"t" * 16)
     lineage.fork(db, row, replace(row, id="w2", name="w2"), tail)
-    # lineage (twice: its number is part of its checksum), workspace, slot, block, tokens
-    assert db.total_changes - before == 6
+    # lineage (twice: its number is part of its checksum), workspace, their number, slot, block, tokens
+    assert db.total_changes - before == 7
 
 
 def test_a_deleted_fork_takes_only_what_was_its_own() -> None:
@@ -331,7 +345,7 @@ def test_a_deleted_fork_takes_only_what_was_its_own() -> None:
     assert [at.checksum for at in lineage.delete(db, child)] == [b"t" * 16]
     freed = lineage.delete(db, row)
     assert len(freed) == 11
-    assert [count(db, table.name) for table in ALL_TABLES if table not in (SLOTS, SEGMENTS)] == [0] * 10
+    assert [count(db, t.name) for t in ALL_TABLES if t not in (SLOTS, SEGMENTS, META)] == [0] * 9
     assert [segment.owner for segment in SEGMENTS.rows(db)] == ["w0"]
 
 
@@ -421,6 +435,7 @@ def test_heat_belongs_to_the_block_wherever_it_is_shared() -> None:
 def test_a_row_that_was_changed_from_outside_is_found() -> None:
     db = open_db()
     _, row = history(db, 43)
+    put_pins(db, "w1", [(0, 4), (8, 12)])
     content.CHUNK = 4096  # type: ignore[misc]
 
     def blocks() -> list[BlockRow]:
@@ -434,6 +449,9 @@ def test_a_row_that_was_changed_from_outside_is_found() -> None:
         ("UPDATE workspaces SET n_tokens = 42", lambda: workspace_row(db, "w1")),
         ("UPDATE lineages SET own_start = 4", lambda: content.spans(db, row.lineage)),
         ("UPDATE steps SET answer = 'another'", lambda: list(content.iter_steps(db, row.lineage))),
+        ("DELETE FROM steps", lambda: content.check_steps(list(content.iter_steps(db, row.lineage)), row)),
+        ("DELETE FROM pins WHERE number = 1", lambda: content.read_pins(db, workspace_row(db, "w1"))),
+        ("DELETE FROM workspaces", lambda: content.check_workspaces(db)),
         ("UPDATE slots SET used = 0", lambda: list(SLOTS.rows(db))),
     ]  # fmt: skip
     for statement, use in cases:

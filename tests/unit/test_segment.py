@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from power_cut import PowerCut
 from store_data import BF16, F16, F32, FORMAT, Q8_0, assert_gguf, disk_store, record
-from store_faults import FaultySystem, Killed, PowerCut, Stops, flip
+from store_faults import FaultySystem, Killed, Stops, flip
 
 from kvmem_llama.errors import RecordDamaged, StoreError, StoreFailed, StoreFull
 from kvmem_llama.gguf_header import read_header
@@ -150,7 +151,7 @@ def test_an_end_while_a_segment_is_made_leaves_nothing_half_made(tmp_path: Path,
 @pytest.mark.parametrize("skip_syncs", [False, True])
 def test_a_new_segment_survives_a_power_cut(tmp_path: Path, skip_syncs: bool) -> None:
     system = PowerCut()
-    system.skip_syncs = skip_syncs
+    system.skip = "all" if skip_syncs else None
     row = create_segment(Files(system), tmp_path, 1, 3, FORMAT)
     system.cut()
     if skip_syncs:

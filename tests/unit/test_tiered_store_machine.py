@@ -16,8 +16,9 @@ import numpy as np
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from power_cut import PowerCut
 from store_data import FORMAT, NBYTES, record
-from store_faults import ERRORS, NOTHING, SHORT, FaultySystem, PowerCut, flip
+from store_faults import ERRORS, NOTHING, SHORT, FaultySystem, flip
 
 from kvmem_llama.errors import RecordDamaged, StoreFailed, StoreFull
 from kvmem_llama.store.disk import DiskStore

@@ -13,9 +13,10 @@ from store_data import NBYTES, SLOTS, record
 from tiered_run import Store, opened
 
 from kvmem_llama.errors import InvalidOption, RecordDamaged, WorkspaceClosed
+from kvmem_llama.native.host_memory import HostMemory
 from kvmem_llama.store.location import Location
 from kvmem_llama.store.pool import HostPool
-from kvmem_llama.store.records import NotStored, RecordRef, StaleRecord
+from kvmem_llama.store.records import NotStored, Record, RecordRef, StaleRecord
 from kvmem_llama.store.system import System
 
 # -- reading many
@@ -42,11 +43,12 @@ def test_fetching_gives_every_record_once_in_batches(tmp_path: Path, host: int) 
 def test_fetching_keeps_two_batches_in_memory_and_no_more(tmp_path: Path) -> None:
     made: list[int] = []
 
-    def allocate(nbytes: int) -> np.ndarray:
-        made.append(nbytes)
-        return np.empty(nbytes, np.uint8)
+    class Counted(HostMemory):
+        def allocate(self, nbytes: int) -> Record:
+            made.append(nbytes)
+            return super().allocate(nbytes)
 
-    with opened(tmp_path, pool=HostPool(2 * NBYTES, allocate=allocate)) as store:
+    with opened(tmp_path, pool=HostPool(2 * NBYTES, memory=Counted())) as store:
         refs = store.put(*range(200))
         store.tiered.flush()
         for _ in range(3):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 from durable_run import BLOCK, Memory, make_memory, make_root, open_records, reopened
+from store_faults import Killed, Stops
 
-from kvmem_llama.errors import StoreLocked
+from kvmem_llama.errors import CatalogDamaged, StoreLocked
+from kvmem_llama.store import content
 from kvmem_llama.store.compact import Compacted, compact
 from kvmem_llama.store.deleting import delete_workspace
 from kvmem_llama.store.family import Family
@@ -123,7 +126,7 @@ def test_an_index_is_made_again_when_the_workspace_is_opened(root: Root, damage:
         case "delete":
             path.unlink()
         case "flip":
-            path.write_bytes(whole[:-70] + bytes([whole[-70] ^ 4]) + whole[-69:])
+            path.write_bytes(whole[:-130] + bytes([whole[-130] ^ 4]) + whole[-129:])
         case "header":
             path.write_bytes(b"x" + whole[1:])
     report = verify(memory)
@@ -166,6 +169,7 @@ def test_a_block_without_record_and_index_row_is_named(root: Root) -> None:
         ("UPDATE tokens SET ids = zeroblob(120)", False),
         ("UPDATE lineages SET created = 7", False),
         ("DELETE FROM slots WHERE slot = 1", True),
+        ("DELETE FROM segments", True),
     ],
 )
 def test_a_changed_row_is_found_and_mended_from_what_is_left(
@@ -191,6 +195,197 @@ def test_a_changed_row_is_found_and_mended_from_what_is_left(
                 memory.store.get(block.ref)
         memory.step([2] * 9)
         memory.close()
+
+
+def damaged(memory: Memory, *statements: str) -> None:
+    """Closes a workspace and runs statements on its catalog, past everything that guards it."""
+    memory.close()
+    with sqlite3.connect(folder_of(memory) / "catalog.sqlite") as db:
+        for statement in statements:
+            assert db.execute(statement).rowcount > 0, statement
+    db.close()
+
+
+@pytest.fixture
+def few_tokens_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "CHUNK", 16)
+
+
+def long_memory(root: Root) -> Memory:
+    """More tokens than fit one row of them; three steps and three pins."""
+    memory = make_memory(root, n_tokens=30)
+    memory.step([1] * 5, kind="ask", answer="yes")
+    memory.step([2] * 5, kind="ask", answer="no")
+    memory.journal.pin([(0, 4), (8, 12), (36, 40)])
+    return memory
+
+
+@pytest.mark.usefixtures("few_tokens_per_row")
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("DELETE FROM pins WHERE number = 2", "2 of the 3 pins"),
+        ("DELETE FROM pins WHERE number = 0", "2 of the 3 pins"),
+        ("DELETE FROM pins", "0 of the 3 pins"),
+        ("DELETE FROM steps WHERE number = 2", "2 of the 3 steps"),
+        ("DELETE FROM steps WHERE number = 1", "step 1 of lineage 1 is missing"),
+        ("DELETE FROM steps", "0 of the 3 steps"),
+    ],
+)
+def test_a_missing_row_is_noticed_and_a_repair_goes_on_without_it(
+    root: Root, statement: str, what: str
+) -> None:
+    memory = long_memory(root)
+    tokens = memory.tokens
+    damaged(memory, statement)
+    with pytest.raises(CatalogDamaged, match=what):
+        Memory(root, memory.place)
+    report = verify(memory)
+    assert [f.kind for f in report.findings] == ["count"] and what in report.findings[0].what
+    assert verify(memory, repair=True).n_repaired == 1
+    assert verify(memory).findings == []
+    memory = Memory(root, memory.place)
+    memory.check(tokens)
+    steps = memory.restored.steps
+    assert [step.start for step in steps] == [0, *(step.end for step in steps[:-1])]
+    assert steps[-1].end == len(tokens)
+    memory.step([3] * 9)
+    memory.truncate(34)
+    memory = reopened(memory)
+    assert len(memory.tokens) == 34
+    memory.close()
+    assert verify(memory).findings == []
+
+
+@pytest.mark.usefixtures("few_tokens_per_row")
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("DELETE FROM tokens WHERE chunk = (SELECT max(chunk) FROM tokens)", "token 32 of 40"),
+        ("DELETE FROM blocks WHERE number = (SELECT max(number) FROM blocks)", "end at token 36 of 40"),
+        ("DELETE FROM lineages", "lineage 1 is missing"),
+        ("DELETE FROM workspaces", "0 of its 1 workspaces"),
+        ("DELETE FROM meta WHERE key = 'n_workspaces'", "number of workspaces is missing"),
+        ("DELETE FROM slots WHERE slot = 1", "does not count as used"),
+    ],
+)
+def test_a_missing_row_of_the_history_is_noticed(root: Root, statement: str, what: str) -> None:
+    memory = long_memory(root)
+    damaged(memory, statement)
+    with pytest.raises(CatalogDamaged, match=what):
+        Memory(root, memory.place)
+    assert not verify(memory).is_sound
+    with pytest.raises(CatalogDamaged):
+        Memory(root, memory.place)
+
+
+@pytest.mark.parametrize("who", ["parent", "child", "both"])
+def test_a_workspace_whose_row_is_missing_is_recovered(root: Root, who: str) -> None:
+    parent = make_memory(root, "parent", 30)
+    parent.step([1] * 7)
+    child = parent.fork("child")
+    child.step([2] * 9)
+    parent.step([3] * 9)
+    parent.journal.pin([(0, 4)])
+    child.close()
+    held = {"parent": parent.tokens, "child": child.tokens}
+    lost = {"parent": ["parent"], "child": ["child"], "both": ["parent", "child"]}[who]
+    damaged(parent, *(f"DELETE FROM workspaces WHERE name = '{name}'" for name in lost))
+    with pytest.raises(CatalogDamaged):
+        Memory(root, child.place)
+    assert [f.kind for f in verify(parent).findings] == ["workspaces"]
+    verify(parent, repair=True)
+    assert [f for f in verify(parent).findings if f.kind != "file"] == []
+    found = []
+    for item in root.list():
+        assert item.row is not None
+        assert item.row.name.startswith("recovered") == (item.row.name not in held)
+        memory = Memory(root, root.find(item.row.name))
+        memory.check()
+        found.append(memory.tokens)
+        memory.step([4] * 9)
+        memory.close()
+        if len(lost) == 1:
+            assert item.place in (parent.place, child.place)
+    assert sorted(found) == sorted(held.values())
+
+
+def test_pins_steps_and_forks_are_counted_wherever_they_change(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    memory.step([1] * 9)
+    memory.journal.pin([(0, 4), (20, 36)])
+    fork = memory.fork("fork")
+    fork.step([2] * 3)
+    memory.truncate(33)
+    fork.truncate(10)
+    assert verify(memory).findings == []
+    memory, fork = reopened(memory), reopened(fork)
+    assert memory.restored.pins == [(0, 4), (20, 33)] and fork.restored.pins == [(0, 4)]
+    assert [step.end for step in fork.restored.steps] == [10]
+    fork.close()
+    delete_workspace(root, fork.place)
+    assert verify(memory).findings == []
+    memory.close()
+
+
+@pytest.mark.parametrize("n_tokens", [27, 28])
+def test_a_fork_is_sound_as_soon_as_it_is_there(root: Root, n_tokens: int) -> None:
+    memory = make_memory(root, n_tokens=n_tokens)
+    fork = memory.fork("fork")
+    assert verify(memory).findings == []
+    fork.close()
+    memory.close()
+    assert verify(memory).findings == []
+    fork = Memory(root, fork.place)
+    fork.check()
+    fork.check_index()
+    fork.close()
+
+
+@pytest.mark.parametrize("point", ["index_append.after", "row_commit.before", "row_commit.statements"])
+def test_what_a_step_cut_short_wrote_to_the_index_is_no_finding(tmp_path: Path, point: str) -> None:
+    files = Stops()
+    memory = make_memory(make_root(tmp_path, files), n_tokens=30)
+
+    def killed() -> None:
+        raise Killed
+
+    files.on[point] = killed
+    with pytest.raises(Killed):
+        memory.step([1] * 9)
+    files.on.clear()
+    fork = memory.fork("fork")  # copies no row that is not the right one
+    fork.close()
+    memory.close()
+    assert verify(memory).findings == []
+    memory = Memory(memory.root, memory.place)
+    memory.check(list(range(30)))
+    memory.check_index()
+    fork = Memory(memory.root, fork.place)
+    fork.check(list(range(30)))
+    fork.check_index()
+    fork.close()
+    memory.close()
+
+
+def test_a_segment_whose_number_seems_never_given_is_kept(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    damaged(memory, "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'segments'")
+    memory = Memory(root, memory.place)
+    memory.check()
+    memory.step([1] * 30)
+    memory.check()
+    memory.close()
+    assert verify(memory).findings == []
+
+
+def test_a_family_whose_workspace_is_missing_is_not_taken_for_an_empty_one(root: Root) -> None:
+    memory = make_memory(root, n_tokens=30)
+    damaged(memory, "DELETE FROM workspaces")
+    (root.folder / "names.json").unlink()
+    make_memory(root, "other").close()
+    assert (folder_of(memory) / "catalog.sqlite").exists()
+    assert [item.place.family for item in root.list() if item.error] == [memory.place.family]
 
 
 def test_a_damaged_page_is_a_finding(root: Root) -> None:

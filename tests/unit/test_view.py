@@ -15,6 +15,7 @@ from kvmem_llama.memory.positions import TokenPos
 from kvmem_llama.memory.view import View
 from kvmem_llama.settings import Settings
 from kvmem_llama.store import RecordRef
+from kvmem_llama.store.records import NotStored
 
 B = 8
 
@@ -28,12 +29,15 @@ class Source:
         self.model = model
         self.n_complete = 1000  # blocks with a stored record
         self.generation = 1
+        self.lost: set[int] = set()  # first tokens of blocks in the tokens tier
 
     def tokens(self, start: int = 0, end: int | None = None) -> Any:
         assert end is not None
         return (np.arange(start, end, dtype=np.int32) * 7) % 90
 
     def fetch(self, starts: Any) -> Any:
+        if self.lost & set(starts):
+            raise NotStored([RecordRef(start, 1) for start in self.lost])
         yield [(i, self.rows(start)) for i, start in enumerate(starts)]
 
     def rows(self, start: int) -> Any:
@@ -189,6 +193,29 @@ def test_only_blocks_in_high_cells_are_rebuilt_to_compact() -> None:
     world.go(*range(4), 9, original=False)
     # block 9 is moved to its new position, then rebuilt in a low cell
     assert world.model.writes[n:] == [B] and world.moves(9) == 0
+
+
+def test_compacting_says_which_rows_are_lost_and_leaves_nothing() -> None:
+    world = World()
+    world.go(*range(10))
+    world.source.lost = {9 * B}
+    with pytest.raises(NotStored):
+        world.go(*range(4), 9)
+    assert not list(world.view) and world.pool.n_used == 0
+    world.source.lost = set()
+    world.go(*range(4), 9)
+
+
+def test_tidying_up_without_the_rows_leaves_the_view_to_the_next_step() -> None:
+    world = World()
+    neighbour = world.pool.alloc(64)
+    world.n_foreign = 64
+    world.go(0, 1)
+    world.pool.free(neighbour)
+    world.n_foreign = 0
+    world.source.lost = {0}
+    world.view.tidy()
+    assert not list(world.view) and world.pool.n_used == 0 and not world.model.visible(0)
 
 
 def test_a_neighbour_that_left_makes_the_next_step_compact() -> None:
