@@ -250,10 +250,6 @@ class Flipper:
                     assert ws.history().tolist() == whole.tokens, f"{where}: other tokens"
                     result = ask(ws)
                     stats, marked = ws.stats(), marked_tokens(ws)
-                    if stats.n_recomputed > len(marked) // 8:
-                        # The last block was not complete: the step has made it part of a new one, which has
-                        # no mark.
-                        marked |= set(range(len(whole.tokens) // 8 * 8, len(whole.tokens)))
         except StoreError:
             self._check_rows(whole, served, set(), where)
             return "refused"

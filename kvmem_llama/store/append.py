@@ -10,7 +10,7 @@ from kvmem_llama.native.layout import I32
 from .ahead import drop_ahead
 from .content import add_tokens, find_block, last_step, lineage_row, spans
 from .location import Location, Origin
-from .rows import HeatRow, PinRow, StepRow, TextRow, WorkspaceRow, new_block
+from .rows import BlockRow, HeatRow, PinRow, StepRow, TextRow, WorkspaceRow, new_block
 from .slot_rows import free_slots, take_slots
 from .tables import AHEAD, BLOCKS, HEAT, PINS, STEPS, TEXTS, WORKSPACES, BadRow, Db
 
@@ -64,17 +64,19 @@ def append(db: Db, workspace: str, added: Addition) -> tuple[WorkspaceRow, list[
         raise BadRow(f"the head of {workspace} is at {row.n_tokens}, a step began at {added.start}")
     end = added.start + len(added.ids)
     lineage = lineage_row(db, row.lineage)
-    freed = _check_place(db, lineage.id, added, end)
+    grown = _check_place(db, lineage.id, added, end)
+    freed = [] if grown is None or grown.location is None else [grown.location]
     named = [block.at for block in added.blocks if block.at is not None]
     ahead = {read.location for read in AHEAD.rows(db, "workspace=?", (workspace,))}
     free_slots(db, freed)
     freed += drop_ahead(db, workspace, named)
     take_slots(db, [at for at in named if at not in ahead])
-    BLOCKS.insert(
-        db,
-        [new_block(lineage.id, b.number, b.start, b.count, b.at, b.mean_xxh, b.origin) for b in added.blocks],
-        replace=True,
-    )
+    rows = [
+        new_block(lineage.id, b.number, b.start, b.count, b.at, b.mean_xxh, b.origin) for b in added.blocks
+    ]
+    if grown is not None and grown.origin != Origin.READ:  # its rows are those of the block that it becomes
+        rows[0] = replace(rows[0], origin=grown.origin)
+    BLOCKS.insert(db, rows, replace=True)
     texts = [TextRow(lineage.id, b.number, b.text) for b in added.blocks if b.text is not None]
     TEXTS.insert(db, texts, replace=True)
     add_tokens(db, lineage, added.start, added.ids)
@@ -88,13 +90,13 @@ def append(db: Db, workspace: str, added: Addition) -> tuple[WorkspaceRow, list[
     return row, freed
 
 
-def _check_place(db: Db, lineage: int, added: Addition, end: int) -> list[Location]:
-    """Raises BadRow unless the blocks continue the history and end at `end` -> the record of the partial
-    block that the first one takes the place of."""
+def _check_place(db: Db, lineage: int, added: Addition, end: int) -> BlockRow | None:
+    """Raises BadRow unless the blocks continue the history and end at `end` -> the partial block that the
+    first one takes the place of."""
     if not added.blocks:
         if len(added.ids):
             raise BadRow(f"{len(added.ids)} tokens without a block")
-        return []
+        return None
     first = added.blocks[0]
     at, number = first.start, first.number
     for block in added.blocks:
@@ -108,10 +110,10 @@ def _check_place(db: Db, lineage: int, added: Addition, end: int) -> list[Locati
     if replaced is None:
         if first.start != added.start:
             raise BadRow(f"a history of {added.start} tokens does not go on at {first.start}")
-        return []
+        return None
     if replaced.lineage != lineage or replaced.start != first.start or replaced.end != added.start:
         raise BadRow(f"block {first.number} cannot be replaced: it ends at {replaced.end}")
-    return [] if replaced.location is None else [replaced.location]
+    return replaced
 
 
 def put_heat(db: Db, lineage: int, heat: Iterable[Heat]) -> None:

@@ -70,6 +70,7 @@ def finish_erasing(family: Family) -> int:
     try:
         for at in condemned:
             records.erase(at)
+        records.sync()  # once they are free nobody would erase them again
     finally:
         records.close()
     family.catalog.write(lambda db: free_slots(db, _still_condemned(db, condemned)), "erase")

@@ -27,8 +27,6 @@ RUN_NBYTES: Final = 8 << 20  # of one transfer: long enough for any drive, short
 RUN_RECORDS: Final = 128  # of one transfer: four buffers each, so that they stay below IOV_MAX
 SEGMENT_RECORDS: Final = 64
 
-_MAX_LOST: Final = 64  # segments that one write may find lost; then something else is wrong
-
 
 @dataclass(slots=True)
 class Written:
@@ -168,11 +166,11 @@ class DiskStore:
         return done
 
     def place(self, records: Sequence[Record], avoid: Iterable[int] = ()) -> Written:
-        """As `write`; but where a segment turns out to be lost, others take the records."""
+        """As `write`; but where a segment turns out to be lost, others take the records. If two new ones are
+        lost as well, it is not the segments that are at fault."""
+        known = {row.number for row in self._slots.rows()}
         done = self.write(records, avoid)
-        for _ in range(_MAX_LOST):
-            if not _is_lost(done.error):
-                break
+        while _is_lost(done.error) and sum(row.number not in known for row in self._slots.rows()) < 2:
             more = self.write(records[len(done.locations) :], avoid)
             done.locations += more.locations
             done.error = more.error

@@ -55,6 +55,7 @@ class DiskRecords:
 
     def erase(self, location: Location) -> None:
         self._disk.erase(location)
+        self._written.add(location.segment)
 
     def drop_segment(self, number: int) -> None:
         self._disk.drop_segment(number)

