@@ -100,6 +100,9 @@ class Settings:
         unit="tokens", low=1)
     n_prefill_view: int = _option(
         _MEMORY, 0, "size of the view while reading; 0: as -c", unit="tokens", low=0)
+    score: str = _option(
+        _MEMORY, "mean_k", "how blocks are found: in the model's attention space, by words (BM25), or both",
+        choices=("mean_k", "lexical", "fused"))
     position_mode: str = _option(
         _MEMORY, "auto", "positions of recalled blocks: packed, as they were, or as they were while it fits",
         choices=("auto", "compact", "original"))
@@ -151,7 +154,7 @@ class Settings:
         _RESEARCH, "canonical", "view of a query's first pass: a function of history, or the last step's",
         choices=("canonical", "current"))
     scorer: str = _option(
-        _RESEARCH, "cpu", "what scores blocks: native loops or the NumPy oracle",
+        _RESEARCH, "cpu", "what computes Mean-K scores: native loops or the NumPy oracle",
         choices=("cpu", "reference"))
     slack: float = _option(
         _RESEARCH, 0.12, "blocks that left the view but stay in cells, as a share of the view", low=0, high=1)

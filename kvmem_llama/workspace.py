@@ -21,11 +21,12 @@ from .engine.requests import TaskGenerator
 from .engine.resources import Resources, open_resources
 from .engine.sampler import SamplingParams
 from .engine.task import Task
-from .errors import EngineClosed, InvalidOption, ModelUnsupported, WorkspaceBusy, WorkspaceClosed
+from .errors import EngineClosed, InputError, InvalidOption, ModelUnsupported, WorkspaceBusy, WorkspaceClosed
 from .memory.index import mean_of
 from .memory.query import StepRequest, token_ids, token_marks
 from .memory.report import Event, StepResult
 from .memory.scoring import make_scorer
+from .memory.search import SearchResult
 from .native.layout import I32
 from .policies import KVMem, MemoryStats, Policy, make_policy
 from .settings import Settings
@@ -270,6 +271,22 @@ class Workspace:
                 stop=stop,
             )
             return self._start(self._policy.step(request))
+
+    def search(self, text: str, n_blocks: int = 10) -> SearchResult:
+        """The blocks that a question with this text would recall, the best first; nothing is appended.
+
+        Raises InvalidOption under a policy without recall; MandatoryTooLarge, Cancelled ... as a step.
+        """
+        with self._idle():
+            if not isinstance(self._policy, KVMem):
+                raise InvalidOption(
+                    "--policy", self._policy.name, "it has no blocks to search", hint=f"Use {KVMem.name}."
+                )
+            policy, tokens = self._policy, self._conversation.text_tokens(text, first=False)
+            if not len(tokens):
+                raise InputError("the search", "it has no text", hint="Give some words.")
+            task = self._engine.submit(lambda core: policy.search(tokens, None, n_blocks), resident=policy)
+            return task.result()
 
     # -- the history
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from kvmem_llama.errors import Cancelled
 from kvmem_llama.memory.positions import TokenPos, ViewPos
@@ -26,6 +28,8 @@ from kvmem_llama.memory.report import (
     StepResult,
     TextPiece,
 )
+from kvmem_llama.memory.retrieval import Ranking
+from kvmem_llama.memory.search import FoundBlock, SearchResult
 from kvmem_llama.policies.policy import MemoryStats
 from kvmem_llama.settings import Settings
 
@@ -52,6 +56,8 @@ class Script:
     system: str | None = None
     asked: list[tuple[str, list[tuple[str, str]], Any, int]] = field(default_factory=list)
     committed: list[str] = field(default_factory=list)  # "stop", "truncated" ... of every committed answer
+    read: list[tuple[str, str]] = field(default_factory=list)  # (source, text)
+    searched: list[tuple[str, int]] = field(default_factory=list)
     n_cancelled: int = 0
     n_closed: int = 0
     told: threading.Event = field(default_factory=threading.Event)  # to stop or to cancel
@@ -101,6 +107,21 @@ class FakeWorkspace(_Closing):
 
     def stats(self) -> MemoryStats:
         return MemoryStats("kvmem", n_tokens=261, n_view=512, n_resident=261, n_hidden=0, n_cells_used=261)
+
+    def read(self, text: str, source: str = "") -> FakeStream:
+        self.script.read.append((source, text))
+        return FakeStream(replace(self.script, answer=""))
+
+    def search(self, text: str, n_blocks: int = 10) -> SearchResult:
+        self.script.searched.append((text, n_blocks))
+        if self.script.error is not None:
+            raise self.script.error
+        ranking = Ranking(np.arange(1, 8), np.array([4, 2]), np.array([0.5, 0.25]))
+        blocks = (
+            FoundBlock(TokenPos(128), 32, {"mean_k": 1, "lexical": 3}, "the key\nis under"),
+            FoundBlock(TokenPos(64), 32, {}, "the mat"),
+        )
+        return SearchResult(blocks[:n_blocks], ranking)
 
     def ask(
         self,

@@ -19,6 +19,7 @@ from .demo import demo
 from .doctor import doctor
 from .messages import note, report_defect, report_error
 from .options import command, spell_out
+from .recall import recall
 from .streams import OutputClosed, OutputFailed, safe_streams
 
 _USAGE: Final = 2
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command(epilog=_MORE)(command(ask))
 app.command(epilog=_MORE)(command(chat))
 app.command(epilog=_MORE)(command(doctor))
+app.command(epilog=_MORE)(command(recall))
 app.command(epilog=_MORE)(command(demo))
 app.add_typer(workspaces.app, name="workspace")
 

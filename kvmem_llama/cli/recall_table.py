@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..memory.report import RecalledBlock, RecallReport
 
+if TYPE_CHECKING:
+    from ..memory.search import SearchResult
+
 _HEAD: Final = "  rank    score           tokens  view at  why       text"
+_FOUND_HEAD: Final = "  rank           tokens  found by               text"
 _MIN_SNIPPET: Final = 24  # characters
 
 
@@ -25,9 +29,26 @@ def recall_lines(report: RecallReport) -> Iterator[str]:
     if not report.blocks:
         return
     yield _HEAD
-    width = max(_MIN_SNIPPET, shutil.get_terminal_size((110, 24)).columns - len(_HEAD) + len("text") - 1)
     for block in report.blocks:
-        yield _block_line(block, width)
+        yield _block_line(block, _width(_HEAD))
+
+
+def found_lines(found: SearchResult) -> Iterator[str]:
+    """Lines without line ends: what a search has found, the best first, with its rank in every channel."""
+    n = len(found.ranking.candidates)
+    yield f"{len(found.blocks)} of {n} blocks that are not in every view anyway"
+    if not found.blocks:
+        return
+    yield _FOUND_HEAD
+    for rank, block in enumerate(found.blocks, 1):
+        tokens = f"{block.start}..{block.start + block.count - 1}"
+        ranks = ", ".join(f"{name} {at}" for name, at in block.ranks.items()) or "-"
+        yield f"  {rank:>4}  {tokens:>15}  {ranks:<21}  {snippet(block.text, _width(_FOUND_HEAD))}"
+
+
+def _width(head: str) -> int:
+    """Characters of a line that are left for a text."""
+    return max(_MIN_SNIPPET, shutil.get_terminal_size((110, 24)).columns - len(head) + len("text") - 1)
 
 
 def _block_line(block: RecalledBlock, width: int) -> str:

@@ -10,6 +10,7 @@ from .frame import frame_of_answer
 from .query_rows import QueryBuffer
 from .recall import recall
 from .report import RecallReport
+from .retrieval import Query
 from .session import Session
 from .stopwatch import Stopwatch
 
@@ -20,13 +21,19 @@ class RecallingGrowth:
     the trained window is, where original positions were asked for."""
 
     def __init__(
-        self, session: Session, query: tuple[int, int], query_rows: QueryBuffer, watch: Stopwatch
+        self,
+        session: Session,
+        query: tuple[int, int],
+        query_rows: QueryBuffer,
+        query_text: str,
+        watch: Stopwatch,
     ) -> None:
         """query: its token positions [start, end); the answer begins at `end`."""
         self.recalls: list[RecallReport] = []
         self._session = session
         self._query = query
         self._query_rows = query_rows
+        self._query_text = query_text
         self._tail_rows = QueryBuffer(session.layers, session.budget.n_query_tail)
         self._watch = watch
 
@@ -44,10 +51,12 @@ class RecallingGrowth:
         self._watch.lap("decode_s")
         frame = frame_of_answer(session.budget, session.canonical, self._query, history.n_tokens)
         history.complete(frame.replay_start)
+        first = max(self._query[1], history.n_tokens - session.budget.n_query_tail)
+        newest = session.text_of(history.tokens(first, history.n_tokens))
         report, new_logits = yield from recall(
             session,
             frame,
-            self._query_rows.rows(self._tail_rows),
+            Query(self._query_rows.rows(self._tail_rows), f"{self._query_text}\n{newest}"),
             history.n_tokens + session.budget.n_reserve,
             logits,
             self._watch,

@@ -19,13 +19,18 @@ def provisional(session: Session, keep_until: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        try:
-            # StoreError: whatever could not be read or written, the view knows what its cells hold
-            if isinstance(error, (Cancelled, EngineClosed, GeneratorExit, StoreError)):
-                session.view.drop_from(session.history.n_committed)
-                session.view.slack.forget(session.history.n_committed)
-            else:  # a failed decode, or a defect: the cells may hold something else than the view says
-                session.view.clear()
-        finally:
-            session.history.rollback(keep_until)
+        undo(session, keep_until, error)
         raise
+
+
+def undo(session: Session, keep_until: int, error: BaseException | None = None) -> None:
+    """Back to the last commit. error: what came in between."""
+    try:
+        # StoreError: whatever could not be read or written, the view knows what its cells hold
+        if error is None or isinstance(error, (Cancelled, EngineClosed, GeneratorExit, StoreError)):
+            session.view.drop_from(session.history.n_committed)
+            session.view.slack.forget(session.history.n_committed)
+        else:  # a failed decode, or a defect: the cells may hold something else than the view says
+            session.view.clear()
+    finally:
+        session.history.rollback(keep_until)

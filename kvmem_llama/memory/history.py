@@ -23,6 +23,7 @@ from .orphans import Orphans
 from .ports import RowSource
 from .positions import TokenPos
 from .tail import OpenTail
+from .texts import BlockTexts
 
 
 class History:
@@ -36,6 +37,7 @@ class History:
         self,
         store: BlockStore,
         index: MeanKIndex,
+        texts: BlockTexts,
         block: int,
         record_nbytes: int,
         ledger: Ledger | None = None,
@@ -48,6 +50,7 @@ class History:
         self.store = store
         self.ledger = ledger
         self.index = index
+        self.texts = texts
         self.block = block
         self.table = BlockTable(block)
         self.orphans = Orphans(store)
@@ -86,6 +89,11 @@ class History:
     @property
     def n_tokens(self) -> int:
         return len(self._tokens)
+
+    @property
+    def n_complete(self) -> int:
+        """Complete blocks."""
+        return self.table.n_complete
 
     def extend(self, tokens: I32 | Sequence[int]) -> None:
         """Appends token ids; their rows come later."""
@@ -191,6 +199,7 @@ class History:
             else:
                 self.store.free(block.ref)
         self.index.truncate(kept)
+        self.texts.drop_from(self.n_committed // self.block)
         if self._replaced is not None:
             self._list(*self._replaced)
             self._replaced = None
@@ -226,6 +235,7 @@ class History:
                 self.ledger.unlisted(gone)
             self.store.free(gone.ref)
         self.index.truncate(len(self.table))
+        self.texts.drop_from(n_tokens // self.block)
         self._tail.drop_from(n_tokens)
         del self._tokens[n_tokens:]
 
@@ -248,6 +258,7 @@ class History:
             for gone in self.table.truncate(start // self.block):
                 self.store.free(gone.ref)
             self.index.truncate(len(self.table))
+            self.texts.drop_from(n_tokens // self.block)
             self.unscored = [number for number in self.unscored if number < len(self.table)]
             if tail is not None and record is not None:
                 self.table.append(tail)
@@ -295,6 +306,7 @@ class History:
         other = History(
             self.store,
             self.index.fork(),
+            self.texts.fork(),
             self.block,
             self._record_nbytes,
             n_sink=self._n_sink,
@@ -319,6 +331,7 @@ class History:
         for block in self.table.truncate(0):
             self.store.free(block.ref)
         self.index.truncate(0)
+        self.texts.close()
         self._tail.drop_from(0)
 
     # -- private

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import F32
 
@@ -15,8 +12,7 @@ from .frame import Frame
 from .query_rows import QueryBuffer
 from .recompute import reach
 from .report import Recalled, RecalledBlock, RecallReport, RecallTimings
-from .scoring import QueryRows
-from .selector import ranks, select
+from .retrieval import Query, Ranking
 from .session import Session
 from .stopwatch import Stopwatch
 
@@ -24,7 +20,7 @@ from .stopwatch import Stopwatch
 def recall(
     session: Session,
     frame: Frame,
-    query: QueryRows,
+    query: Query,
     end: int,
     logits: F32 | None,
     watch: Stopwatch,
@@ -41,11 +37,9 @@ def recall(
     """
     history, view = session.history, session.view
     candidates = frame.candidates()
-    scores = np.zeros(0)  # of the candidates; none if there is no room for any
-    if len(candidates) and frame.n_select:
-        scores = session.core.scorer.score(query, history.index, candidates)
+    ranking = session.retriever.rank(query, history, candidates, frame.n_select)
     score_s = watch.lap("recall_s")
-    selected = select(scores, candidates, frame.n_select) if len(scores) else candidates[:0]
+    selected = ranking.selected
     history.recalled(int(number) for number in selected)
     select_s = watch.lap("recall_s")
 
@@ -84,7 +78,7 @@ def recall(
     replay_s = watch.lap("replay_s")
 
     report = RecallReport(
-        blocks=_blocks(session, frame, stayed, recomputed, candidates, scores),
+        blocks=_blocks(session, frame, stayed, recomputed, ranking),
         n_view=view.n_tokens,
         n_candidates=len(candidates),
         n_selected=len(selected),
@@ -101,27 +95,24 @@ def _blocks(
     frame: Frame,
     stayed: Set[int],
     recomputed: Set[int],
-    candidates: NDArray[np.int64],
-    scores: NDArray[np.float64],
+    ranking: Ranking,
 ) -> tuple[RecalledBlock, ...]:
     """The view as it is after the replay."""
-    scored = candidates[: len(scores)]
-    by_start = {
-        int(number) * frame.block: (int(rank), float(score))
-        for number, rank, score in zip(scored, ranks(scores, scored), scores, strict=True)
-    }
+    place = {number * frame.block: i for i, number in enumerate(ranking.best.tolist())}
+    channels = {number * frame.block: ranks for number, ranks in ranking.ranks().items()}
     vocab = session.core.model.vocab
     blocks = []
     for resident in session.view:
         part = resident.part
         tokens = session.history.tokens(part.start, part.end)
-        rank, score = by_start.get(part.start, (None, None))
+        at = place.get(part.start)
         blocks.append(
             RecalledBlock(
                 start=part.start,
                 count=part.count,
-                rank=rank,
-                score=score,
+                rank=None if at is None else at + 1,
+                score=None if at is None else float(ranking.scores[at]),
+                channels=channels.get(part.start, {}),
                 why=frame.why.get(part.start, "query" if part.start >= frame.replay_start else "selected"),
                 position=resident.position,
                 resident=part.start in stayed,

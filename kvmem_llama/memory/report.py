@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .positions import TokenPos, ViewPos
@@ -18,12 +18,13 @@ class RecalledBlock:
 
     start: TokenPos
     count: int  # tokens; fewer than a block for one that is still open
-    rank: int | None  # 1 is the best of the candidates; None for a block that was none
-    score: float | None
+    rank: int | None  # 1 is the best of the candidates; None for a block that was not selected
+    score: float | None  # of several ways of searching: the part that it has of all scores
     why: Why
     position: ViewPos  # of the first token
     resident: bool  # its rows were in cells already
     text: str  # characters cut at its edges are replaced
+    channels: Mapping[str, int] = field(default_factory=dict)  # its rank in each channel
     recomputed: bool = False  # its rows were lost, and computed again for this recall
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Final, Self
 
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.errors import InvalidOption, ModelUnsupported
+from kvmem_llama.native.layout import I32
 from kvmem_llama.store.host import HostStore
 from kvmem_llama.store.raw_k import RawK
 from kvmem_llama.store.records import BlockStore, RecordRef
@@ -20,6 +21,8 @@ from .link import TaskLink
 from .planner import Target
 from .query_rows import ScoredLayers
 from .report import Finished, StepResult
+from .retrieval import Retriever
+from .texts import BlockTexts
 from .view import View
 
 
@@ -45,6 +48,7 @@ class Session:
         self.link: Final = TaskLink(core)
         self.budget: Final = Budget.of(settings, core.n_view, core.model.n_ctx_train)
         self.layers: Final = ScoredLayers(self.hooks.layers, settings.scored_layers())
+        self.retriever: Final = Retriever.of(settings, core.scorer)
         if history is None:
             history = self.new_history(core, HostStore(RawK.of(self.hooks.layout)))
         self.history: Final = history
@@ -63,9 +67,15 @@ class Session:
         hooks, settings = core.hooks, core.settings
         index = MeanKIndex(hooks.layers, hooks.layout, settings.scored_layers())
         n_sink = Budget.of(settings, core.n_view, core.model.n_ctx_train).n_sink
+        texts = BlockTexts(lambda tokens: _text_of(core, tokens), settings.block_size)
         return History(
-            store, index, settings.block_size, hooks.layout.nbytes, ledger, n_sink=n_sink, no_rows=no_rows
-        )
+            store, index, texts, settings.block_size, hooks.layout.nbytes, ledger,
+            n_sink=n_sink, no_rows=no_rows,
+        )  # fmt: skip
+
+    def text_of(self, tokens: I32) -> str:
+        """The text of token ids; template tokens have none, characters cut at the edges are replaced."""
+        return _text_of(self.core, tokens)
 
     def fork(self) -> Self:
         """A session of its own over the committed history; it has no cells yet."""
@@ -156,3 +166,7 @@ class Session:
             else:
                 kept.append(part)
         return tuple(kept)
+
+
+def _text_of(core: EngineCore, tokens: I32) -> str:
+    return core.model.vocab.detokenize(tokens, special=False).decode("utf-8", "replace")

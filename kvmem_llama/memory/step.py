@@ -20,6 +20,7 @@ from .reading import read_history
 from .recall import recall
 from .recompute import prepare, reach
 from .report import RecallReport, StepResult
+from .retrieval import Query
 from .session import Session
 from .stopwatch import Stopwatch
 
@@ -37,6 +38,7 @@ class Step:
         self._first = first
         self._query = (first + query.start, first + len(request.tokens))  # token positions [start, end)
         self._scored = query.scored
+        self._query_text = session.text_of(request.tokens[query.start :][query.scored])
         self._query_rows = QueryBuffer(session.layers)
         self._watch = Stopwatch(*PHASES)
 
@@ -56,7 +58,7 @@ class Step:
             yield from read_history(session, self._first + n_reused, start)
             self._watch.lap("read_s")
             logits, recalls = yield from self._ask()
-            growth = RecallingGrowth(session, self._query, self._query_rows, self._watch)
+            growth = RecallingGrowth(session, self._query, self._query_rows, self._query_text, self._watch)
             answer = Answering(session.core.model.vocab, session.link, growth, self._request)
             seen = history.tokens(max(end - n_penalized(self._request), 0))
             finish_reason = yield from answer.run(seen, logits)
@@ -86,10 +88,10 @@ class Step:
             "stop": list(self._request.stop),
             "sampling": dataclasses.asdict(sampling),
         }
-        vocab, scorer = self._session.core.model.vocab, self._session.core.scorer
+        vocab, retriever = self._session.core.model.vocab, self._session.retriever
         closed = bool(answer.tokens) and vocab.is_eog(answer.tokens[-1])
         return StepFacts(
-            self._request.kind, self._query[0], answer.text, closed, scorer.name, json.dumps(options)
+            self._request.kind, self._query[0], answer.text, closed, retriever.name, json.dumps(options)
         )
 
     def _ask(self) -> TaskGenerator[tuple[F32 | None, list[RecallReport]]]:
@@ -121,8 +123,8 @@ class Step:
         if everything_fits:
             return logits, []
         frame = frame_of_query(budget, canonical, start, end - start)
-        rows = self._query_rows.rows()
-        report, logits = yield from recall(session, frame, rows, end_of_view, logits, self._watch)
+        query = Query(self._query_rows.rows(), self._query_text)
+        report, logits = yield from recall(session, frame, query, end_of_view, logits, self._watch)
         return logits, [report]
 
 

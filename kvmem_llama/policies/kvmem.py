@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvmem_llama.durable import Opened
 from kvmem_llama.engine.core import EngineCore
@@ -13,11 +16,14 @@ from kvmem_llama.memory.index import mean_of
 from kvmem_llama.memory.ledger import Ledger
 from kvmem_llama.memory.query import StepRequest
 from kvmem_llama.memory.report import StepResult
+from kvmem_llama.memory.search import SearchResult, search
 from kvmem_llama.memory.session import Session
 from kvmem_llama.memory.step import Step, read
 from kvmem_llama.native.layout import I32
 
 from .policy import MemoryStats
+
+T = TypeVar("T")
 
 
 class KVMem:
@@ -46,6 +52,10 @@ class KVMem:
 
     def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
         return self._within_ram(Step(self._session, request).run())
+
+    def search(self, tokens: I32, scored: NDArray[np.bool_] | None, n: int) -> TaskGenerator[SearchResult]:
+        """See memory.search.search."""
+        return self._within_ram(search(self._session, tokens, scored, n))
 
     def truncate(self, n_tokens: int) -> None:
         self._session.view.drop_from(n_tokens)
@@ -95,7 +105,7 @@ class KVMem:
             n_orphans=len(history.orphans),
             n_records=store.n_records,
             store_bytes=store.n_bytes,
-            index_bytes=history.index.nbytes,
+            index_bytes=history.index.nbytes + history.texts.nbytes,
             pins=tuple(history.pins),
             n_recomputed=self._session.n_recomputed,
             tiers=None if self._opened is None else self._opened.store.tiers(),
@@ -110,7 +120,7 @@ class KVMem:
         else:
             self._opened.close()
 
-    def _within_ram(self, task: TaskGenerator[StepResult]) -> TaskGenerator[StepResult]:
+    def _within_ram(self, task: TaskGenerator[T]) -> TaskGenerator[T]:
         """What a step had read of a text that is too long for RAM would be in the way of the next one; only
         a workspace that is written to disk can keep it."""
         try:

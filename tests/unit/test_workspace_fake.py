@@ -366,3 +366,36 @@ def test_memory_is_flat_over_many_steps(engine: Engine) -> None:
             ws.truncate(600)
         stats = ws.stats()
         assert stats.n_records == stats.n_blocks == 75 and stats.n_orphans == 0
+
+
+@pytest.mark.parametrize("score", ["mean_k", "lexical", "fused"])
+def test_a_search_finds_what_a_question_recalls_and_leaves_nothing_behind(score: str) -> None:
+    with made(score=score) as engine, engine.workspace() as ws, engine.workspace() as other:
+        history = text(900, seed=4)
+        ws.read_tokens(history).result()
+        other.read_tokens(history).result()
+        question = said(ws, 300)[:20]
+        found = ws.search(question, 1000)
+        before = ws.history()
+        np.testing.assert_array_equal(before, history)
+        ids = fake_model.FakeVocab().tokenize(question)
+        asked = ws.step(ids, 0, sampling=GREEDY, max_tokens=3).result()
+        (report,) = asked.recalls
+        recalled = {block.start: (block.rank, dict(block.channels)) for block in report.blocks if block.rank}
+        best = found.blocks[: report.n_selected]
+        assert recalled == {b.start: (i + 1, b.ranks) for i, b in enumerate(best)}
+        assert len(found.ranking.candidates) == report.n_candidates > report.n_selected > 0
+        again = other.step(ids, 0, sampling=GREEDY, max_tokens=3).result()
+        assert again.tokens == asked.tokens
+
+
+def test_a_search_that_cannot_be_is_refused(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        ws.read_tokens(text(50)).result()
+        with pytest.raises(InputError, match="no text"):
+            ws.search("")
+        with pytest.raises(MandatoryTooLarge):
+            ws.search("x" * 300)
+        assert ws.search("x").blocks == () and ws.n_tokens == 50
+    with engine.workspace(policy="sliding_window") as ws, pytest.raises(InvalidOption, match="no blocks"):
+        ws.search("x")

@@ -1,0 +1,70 @@
+"""What a query would recall, without an answer to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvmem_llama.engine.requests import Phase, TaskGenerator
+from kvmem_llama.native.layout import I32
+
+from .feeding import feed
+from .frame import frame_of_query
+from .guard import provisional, undo
+from .positions import TokenPos
+from .query_rows import QueryBuffer
+from .recompute import prepare, reach
+from .retrieval import Query, Ranking
+from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBlock:
+    """A block that a search has found."""
+
+    start: TokenPos
+    count: int  # tokens
+    ranks: dict[str, int]  # by channel, 1 is the best
+    text: str  # characters cut at its edges are replaced
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    blocks: tuple[FoundBlock, ...]  # from the best on
+    ranking: Ranking  # of all candidates: complete blocks that are not in every view anyway
+
+
+def search(
+    session: Session, tokens: I32, scored: NDArray[np.bool_] | None, n: int
+) -> TaskGenerator[SearchResult]:
+    """The `n` best blocks for a query, [n_tokens] of which those marked in `scored` (None: all) are text.
+
+    The query is evaluated as that of a step would be, over the canonical view; then the history is as it was.
+    Raises MandatoryTooLarge, InvalidOption.
+    """
+    history, budget, canonical = session.history, session.budget, session.canonical
+    start, end = history.n_committed, history.n_committed + len(tokens)
+    budget.check_step(canonical, start, end - start)
+    session.check_positions(end)
+    session.begin()
+    rows = QueryBuffer(session.layers)
+    with provisional(session, keep_until=0):
+        yield from prepare(session)
+        history.extend(tokens)
+        parts = canonical.view(start, canonical.first_pass_start(start, end - start))
+        yield from reach(session, session.target(parts, canonical.epoch_end(start)), rebuild=True)
+        done = session.link.progress(Phase.QUERY, start, end)
+        yield from feed(session, start, end, Phase.QUERY, query=rows, scored=scored, done=done)
+        query = Query(rows.rows(), session.text_of(tokens if scored is None else tokens[scored]))
+        candidates = frame_of_query(budget, canonical, start, end - start).candidates()
+        ranking = session.retriever.rank(query, history, candidates, n)
+        undo(session, keep_until=0)
+    ranks = ranking.ranks()
+    blocks = []
+    for number in ranking.best.tolist():
+        at = number * budget.block
+        text = session.text_of(history.tokens(at, at + budget.block))
+        blocks.append(FoundBlock(TokenPos(at), budget.block, ranks[number], text))
+    return SearchResult(tuple(blocks), ranking)

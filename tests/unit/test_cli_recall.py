@@ -1,0 +1,50 @@
+"""`kvmem recall` against a fake engine: what is searched, what is printed, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import Script
+
+from kvmem_llama.errors import MandatoryTooLarge
+
+Run = Callable[..., Any]
+
+
+def test_blocks_are_shown_with_their_ranks(run_kvmem: Run, script: Script, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("text of notes")
+    done = run_kvmem("recall", "-f", str(tmp_path / "notes"), "where is the key")
+    assert (done.code, done.err) == (0, "")
+    assert script.read == [("notes", "text of notes")] and script.searched == [("where is the key", 10)]
+    first, head, *lines = done.out.splitlines()
+    assert first == "2 of 7 blocks that are not in every view anyway"
+    assert head.split() == ["rank", "tokens", "found", "by", "text"]
+    assert [line.split()[:2] for line in lines] == [["1", "128..159"], ["2", "64..95"]]
+    assert "mean_k 1, lexical 3" in lines[0] and lines[0].endswith("the key is under")
+
+
+def test_as_json_it_is_one_object(run_kvmem: Run, script: Script) -> None:
+    done = run_kvmem("recall", "-w", "notes", "-k", "1", "--json", "key")
+    (found,) = map(json.loads, done.out.splitlines())
+    assert (found["event"], found["n_candidates"]) == ("found", 7)
+    assert found["blocks"] == [
+        {"start": 128, "count": 32, "ranks": {"mean_k": 1, "lexical": 3}, "text": "the key\nis under"}
+    ]
+    assert script.name == "notes" and script.searched == [("key", 1)]
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_a_query_that_does_not_fit_is_an_error(run_kvmem: Run, script: Script, json_flag: list[str]) -> None:
+    script.error = MandatoryTooLarge(700, 512)
+    done = run_kvmem("recall", "-w", "notes", *json_flag, "key")
+    assert done.code == 5 and "700" in done.err
+    assert ("error" in done.out) == bool(json_flag)
+
+
+def test_without_a_text_there_is_nothing_to_search(run_kvmem: Run, script: Script) -> None:
+    done = run_kvmem("recall", "key")
+    assert done.code and "-w NAME" in done.err and not script.searched
