@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import InvalidOption
+from kvmem_llama.memory.feeding import feed
 from kvmem_llama.memory.frame import frame_of_query
 from kvmem_llama.memory.query import StepRequest, query_of
 from kvmem_llama.memory.query_rows import QueryBuffer
@@ -90,7 +91,7 @@ def _full_pass(session: Session, prompt: Prompt) -> TaskGenerator[FullPass]:
         assert session.canonical.keeps_all(start), "the view does not hold the history"
         session.go_to(session.target(parts, end), rebuild=True)
         buffer = QueryBuffer(session.layers)
-        logits = yield from session.feed(start, end, Phase.QUERY, logits=True, query=buffer, scored=scored)
+        logits = yield from feed(session, start, end, Phase.QUERY, logits=True, query=buffer, scored=scored)
         positions = (start + np.flatnonzero(scored)).astype(np.int32)
         rows, hooks = buffer.rows(), session.hooks
         q = [
@@ -106,7 +107,7 @@ def _recalls(session: Session, prompt: Prompt, choose: Choose) -> TaskGenerator[
         first = session.target(canonical.view(start, canonical.first_pass_start(start, end - start)), end)
         session.go_to(first, rebuild=True)
         buffer = QueryBuffer(session.layers)
-        yield from session.feed(start, end, Phase.QUERY, query=buffer, scored=scored)
+        yield from feed(session, start, end, Phase.QUERY, query=buffer, scored=scored)
         frame = frame_of_query(session.budget, canonical, start, end - start)
         candidates = frame.candidates()
         outside = set((prompt.evidence // frame.block).tolist()) - set(candidates.tolist())
@@ -120,7 +121,7 @@ def _recalls(session: Session, prompt: Prompt, choose: Choose) -> TaskGenerator[
         for name, blocks in selected.items():
             session.view.drop_from(start)
             session.go_to(session.target(frame.parts(blocks), end), rebuild=False)
-            logits = yield from session.feed(start, end, Phase.REPLAY, logits=True)
+            logits = yield from feed(session, start, end, Phase.REPLAY, logits=True)
             answers[name] = yield from _forced(session, logits, end, prompt)
         return Recalls(candidates, selected, answers)
 
@@ -155,7 +156,7 @@ def _forced(session: Session, logits: F32 | None, end: int, prompt: Prompt) -> T
         assert logits is not None
         rows.append(logits.copy())
         if len(rows) < len(prompt.answer):
-            logits = yield from session.feed(at, at + 1, Phase.DECODE, logits=True)
+            logits = yield from feed(session, at, at + 1, Phase.DECODE, logits=True)
     return np.stack(rows)
 
 

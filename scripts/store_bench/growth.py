@@ -74,6 +74,7 @@ def measure(folder: Path, kind: str, n_rounds: int, n_threads: int, real: Sequen
     from kvmem_llama.memory.index import MeanKIndex, mean_of
     from kvmem_llama.memory.scoring import QueryRows
     from kvmem_llama.memory.scoring.cpu import CpuScorer
+    from kvmem_llama.memory.texts import BlockTexts
     from kvmem_llama.native.kernels import load
     from kvmem_llama.settings import Settings
     from kvmem_llama.store.raw_k import RawK
@@ -89,7 +90,8 @@ def measure(folder: Path, kind: str, n_rounds: int, n_threads: int, real: Sequen
     shelf = Shelf(settings, binding(), RawK.of(LAYOUT), mean_of(LAYERS, LAYOUT))
     rss_before, began = memory("RssAnon"), time.perf_counter()
     opened = shelf.open(NAME, create=False, policy="kvmem", system=None)
-    history = History(opened.store, MeanKIndex(LAYERS, LAYOUT), BLOCK, LAYOUT.nbytes)
+    texts = BlockTexts(lambda ids: "", BLOCK)
+    history = History(opened.store, MeanKIndex(LAYERS, LAYOUT), texts, BLOCK, LAYOUT.nbytes)
     history.restore(opened.restored)
     opened.taken_over()
     open_s, rss_anon = time.perf_counter() - began, memory("RssAnon")

@@ -12,6 +12,7 @@ from kvmem_llama.memory.blocks import Block, BlockTable
 from kvmem_llama.memory.history import History
 from kvmem_llama.memory.index import MeanKIndex
 from kvmem_llama.memory.positions import TokenPos
+from kvmem_llama.memory.texts import BlockTexts
 from kvmem_llama.store import HostStore, RecordRef, StaleRecord
 
 LAYOUT = fake_model.RecordLayout.of(fake_model.LAYERS, 8, "f32")
@@ -121,7 +122,8 @@ class Rows:
 
 
 def history() -> History:
-    return History(HostStore(), MeanKIndex(fake_model.LAYERS, LAYOUT), 8, LAYOUT.nbytes)
+    texts = BlockTexts(lambda ids: " ".join(map(str, ids)), 8)
+    return History(HostStore(), MeanKIndex(fake_model.LAYERS, LAYOUT), texts, 8, LAYOUT.nbytes)
 
 
 def grow(it: History, n: int, *, final: bool = True) -> None:
