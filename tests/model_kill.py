@@ -194,8 +194,14 @@ class Bench:
         folder.mkdir(exist_ok=True)
         case = folder / "case.json"
         case.write_text(json.dumps(self._case | {"point": point, "nth": nth}))
+        # With PYTHONSAFEPATH set Python does not look for modules beside the script.
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(
-            [sys.executable, str(Path(__file__)), str(case)], capture_output=True, text=True, check=False
+            [sys.executable, str(Path(__file__)), str(case)],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode in (0, -9), done.stderr[-4000:]
         return done.returncode == -9
