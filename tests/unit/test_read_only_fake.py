@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -123,7 +124,12 @@ def _write(folder: Path, started: Any, go_on: Any) -> None:
             ask(ws, seed)
 
 
-def test_another_process_writes_while_one_reads(opened: Open, tmp_path: Path) -> None:
+def test_another_process_writes_while_one_reads(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The new process looks for this module by its name; the source folder comes last, so that the installed
+    # package is found before it.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])
     spawn = multiprocessing.get_context("spawn")
     started, go_on = spawn.Event(), spawn.Event()
     process = spawn.Process(target=_write, args=(tmp_path, started, go_on))
