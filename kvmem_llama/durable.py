@@ -148,8 +148,8 @@ class Shelf:
     def _place(self, name: str, *, create: bool, policy: str, system: str | None) -> Place:
         try:
             return self.root.find(name)
-        except WorkspaceNotFound:
-            if not create:
+        except WorkspaceNotFound as error:
+            if not create or error.may_exist:  # an empty one must not take the place of one that is damaged
                 raise
         try:
             return self.root.create(name, self._binding, policy=policy, system=system)

@@ -202,14 +202,15 @@ class StoreError(WorkspaceError):
 
 
 class WorkspaceNotFound(StoreError):
-    """No workspace has the name `name`."""
+    """No workspace has the name `name`; if `may_exist`, as far as the folder can be read."""
 
-    def __init__(self, name: str, *, hint: str = "") -> None:
+    def __init__(self, name: str, *, hint: str = "", may_exist: bool = False) -> None:
         super().__init__(
             f"there is no workspace named {name!r:.220}",
             hint=hint or "See `kvmem workspace ls` for the names, and --data-dir for the folder they lie in.",
         )
         self.name = name
+        self.may_exist = may_exist
 
 
 class WorkspaceExists(StoreError):

@@ -205,14 +205,16 @@ class History:
             self._replaced = None
         self.orphans.put(run)
         self.recomputed.clear()
-        if self.ledger is not None:
-            with contextlib.suppress(WorkspaceError):  # then they are read again after a restart
-                self.ledger.read(len(run), lambda n: iter(run[n:]), is_end=True)
-            self.ledger.forget()
-            self.orphans.drop_stuck()
         self._tail.drop_from(0)
         self._last = None
         del self._tokens[self.n_committed :]
+        if self.ledger is not None:
+            try:
+                with contextlib.suppress(WorkspaceError):  # then they are read again after a restart
+                    self.ledger.read(len(run), lambda n: iter(run[n:]), is_end=True)
+            finally:
+                self.ledger.forget()
+                self.orphans.drop_stuck()
 
     def cut(self, n_tokens: int) -> None:
         """Drops the tokens from position `n_tokens` on, of a step that goes on. The rows left of a cut block

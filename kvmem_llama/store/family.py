@@ -108,6 +108,11 @@ class Family:
             check_workspaces(db)
             return list(WORKSPACES.rows(db, tail="ORDER BY name"))
 
+    def present(self) -> list[WorkspaceRow]:
+        """Those that are there, whether or not others are missing."""
+        with self.catalog.snapshot() as db:
+            return list(WORKSPACES.rows(db, tail="ORDER BY name"))
+
     def has_workspace(self, id: str) -> bool:
         with self.catalog.snapshot() as db:
             return WORKSPACES.one(db, "id=?", (id,)) is not None

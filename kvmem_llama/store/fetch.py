@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from kvmem_llama.errors import RecordDamaged, StoreError
+from kvmem_llama.errors import RecordDamaged, StoreError, StoreFailed
 
 from .disk import DiskStore
 from .entries import Entries, Stage
@@ -191,9 +191,12 @@ class Fetcher:
     def _settle(self, reading: _Reading, indices: Sequence[int], errors: Errors) -> None:
         """Records of a transfer are read: those that were admitted enter the pool."""
         for i, error in zip(indices, errors, strict=True):
-            reading.errors[i] = error
             if error is None:
-                self._raw_k.decode(reading.stored[i], reading.buffers[i])
+                try:
+                    self._raw_k.decode(reading.stored[i], reading.buffers[i])
+                except Exception as failed:  # no memory: whoever waits for the record must hear of it
+                    error = StoreFailed(str(reading.locations[i]), f"it could not be decoded: {failed!r}")
+            reading.errors[i] = error
             reading.buffers[i].flags.writeable = False
             if not reading.admitted[i]:
                 continue

@@ -109,9 +109,8 @@ class Root:
         if places:
             return places[0]
         unread = [f"{place.family}: {error}" for place, error in found]
-        raise WorkspaceNotFound(
-            name, hint=f"It may be in a folder that cannot be read: {'; '.join(unread)}" if unread else ""
-        )
+        hint = f"It may be in a folder that cannot be read: {'; '.join(unread)}" if unread else ""
+        raise WorkspaceNotFound(name, hint=hint, may_exist=bool(unread))
 
     def find_id(self, workspace: str) -> Place:
         """Where the workspace with this id is. Raises WorkspaceNotFound."""
@@ -249,13 +248,14 @@ class Root:
             yield from self._scan_family(id)
 
     def _scan_family(self, id: str) -> Iterator[Listed]:
+        rows: list[WorkspaceRow] = []
         try:
             with self.family(id, read_only=True) as family:
-                rows = family.workspaces()
+                rows = family.present()
+                family.workspaces()
         except StoreError as error:
             if self.files.exists(FamilyPaths(self.folder / id).folder):  # else it was just deleted
                 yield Listed(Place(id, ""), None, None, error)
-            return
         for row in rows:
             yield Listed(Place(id, row.id), row, family.binding)
 

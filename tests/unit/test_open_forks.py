@@ -5,13 +5,15 @@ Whoever is closed, deleted or compacted first, the others go on, and each histor
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sqlite3
 from pathlib import Path
 
 import pytest
 from durable_run import BLOCK, Memory, make_memory, make_root, reopened
 
-from kvmem_llama.errors import StoreLocked
+from kvmem_llama.errors import StoreDamaged, StoreLocked, WorkspaceNotFound
 from kvmem_llama.store.compact import compact
 from kvmem_llama.store.deleting import delete_workspace
 from kvmem_llama.store.repair import verify_family
@@ -212,3 +214,26 @@ def test_whatever_is_done_in_whatever_order_each_history_is_its_own(tmp_path: Pa
         again.check_index()
         again.close()
     assert_sound(root)
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_a_missing_row_hides_no_other_workspace(root: Root, has_cache: bool) -> None:
+    """And its own name is not taken for a free one."""
+    parent, child = pair(root)
+    child.close()
+    parent.close()
+    if not has_cache:
+        (root.folder / "names.json").unlink(missing_ok=True)
+    catalog = root.folder / parent.place.family / "catalog.sqlite"
+    with contextlib.closing(sqlite3.connect(catalog)) as db, db:
+        db.execute("DELETE FROM workspaces WHERE name = 'child'")
+    assert root.find("parent") == parent.place
+    with pytest.raises(WorkspaceNotFound) as missing:
+        root.find("child")
+    assert missing.value.may_exist
+    with pytest.raises(StoreDamaged):  # what only the missing one uses would count as free
+        Memory(root, parent.place)
+    assert verify_family(root, parent.place.family, repair=True).findings
+    again = Memory(root, root.find("parent"))
+    again.check(parent.tokens)
+    again.close()
