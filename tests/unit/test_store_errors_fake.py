@@ -19,6 +19,7 @@ from store_faults import NOTHING, SHORT, FaultySystem
 
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import StoreError, StoreFailed, StoreFull
+from kvmem_llama.memory.ledger import Ledger
 from kvmem_llama.settings import Settings
 from kvmem_llama.store import files
 from kvmem_llama.store.repair import verify_family
@@ -189,3 +190,21 @@ def test_a_record_that_cannot_be_read_undoes_the_step_or_is_computed_again(
         assert ws.n_tokens == 1551
     if what == SHORT:
         assert found == expected(opened, *acts)
+
+
+def test_an_undo_that_cannot_tell_the_journal_is_still_whole(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_args: object, **_options: object) -> None:
+        raise MemoryError
+
+    with opened() as engine, engine.workspace("notes") as ws:
+        read(ws, 90)
+        before = ws.history().tolist()
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "read", fail)  # also of the undo
+            with pytest.raises(MemoryError):
+                read(ws, 200, 1)
+        assert ws.history().tolist() == before
+        ask(ws, 2)
+        assert ws.history().tolist()[:90] == before

@@ -12,10 +12,11 @@ import pytest
 from store_data import NBYTES, SLOTS, record
 from tiered_run import Store, opened
 
-from kvmem_llama.errors import InvalidOption, RecordDamaged, WorkspaceClosed
+from kvmem_llama.errors import InvalidOption, RecordDamaged, StoreFailed, WorkspaceClosed
 from kvmem_llama.native.host_memory import HostMemory
 from kvmem_llama.store.location import Location
 from kvmem_llama.store.pool import HostPool
+from kvmem_llama.store.raw_k import RawK
 from kvmem_llama.store.records import NotStored, Record, RecordRef, StaleRecord
 from kvmem_llama.store.system import System
 
@@ -217,3 +218,25 @@ def test_a_record_restored_while_it_falls_is_not_lost(tmp_path: Path) -> None:
             store.tiered._writer.queue(refs[0])  # the second half
         store.tiered.flush()
         assert store.is_sound(refs[:1], 0)
+
+
+@pytest.mark.parametrize("way", ["fetch", "prefetch"])
+def test_a_record_that_cannot_be_decoded_is_an_error_and_not_a_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    with opened(tmp_path, host=4) as store:
+        refs = store.put(*range(40))
+        store.tiered.flush()
+
+        def fail(self: RawK, stored: Record, into: Record | None = None) -> Record:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RawK, "decode", fail)
+            if way == "prefetch":
+                store.tiered.retrieved(refs[:2])
+                store.tiered.prefetch(refs[:2])
+            with pytest.raises(StoreFailed, match="could not be decoded"):
+                list(store.tiered.fetch(refs))
+        assert store.is_sound(refs, *range(40))
+    assert store.pool._reserved_bytes == 0
