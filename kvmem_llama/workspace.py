@@ -285,7 +285,7 @@ class Workspace:
             policy, tokens = self._policy, self._conversation.text_tokens(text, first=False)
             if not len(tokens):
                 raise InputError("the search", "it has no text", hint="Give some words.")
-            task = self._engine.submit(lambda core: policy.search(tokens, None, n_blocks), resident=policy)
+            task = self._engine.submit(lambda core: policy.search(tokens, n_blocks), resident=policy)
             return task.result()
 
     # -- the history

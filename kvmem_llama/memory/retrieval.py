@@ -28,7 +28,7 @@ SHARES: Final[Mapping[str, Mapping[str, float]]] = {
     "lexical": {"lexical": 1.0},
     "fused": {"lexical": 0.75, "mean_k": 0.25},
 }
-"""By name of a score: the share of the selection that is reserved for each channel (docs/retrieval.md)."""
+"""By name of a score: the share of the selection that is reserved for each channel (docs/memory.md)."""
 
 
 class Searchable(Protocol):
@@ -63,7 +63,8 @@ class Ranking:
     candidates: I64  # block numbers, ascending
     best: I64  # block numbers from the best on
     scores: F64  # of these; of several channels, the part that a block has of all scores
-    channels: Mapping[str, F64] = field(default_factory=dict)  # scores of each channel, [n_candidates]
+    orders: Mapping[str, I64] = field(default_factory=dict)
+    """By channel: indices of the candidates that it gave a score, from the best on."""
 
     @property
     def selected(self) -> I64:
@@ -74,12 +75,12 @@ class Ranking:
         """Of each of the best: its rank, 1 for the first, in every channel that gave it a score."""
         out: dict[int, dict[str, int]] = {int(number): {} for number in self.best}
         where = np.searchsorted(self.candidates, self.best)
-        for name, scores in self.channels.items():
-            place = np.empty(len(scores), np.int64)
-            place[order(scores, self.candidates)] = np.arange(1, len(scores) + 1)
+        for name, best_first in self.orders.items():
+            rank = np.zeros(len(self.candidates), np.int64)
+            rank[best_first] = np.arange(1, len(best_first) + 1)
             for number, i in zip(self.best.tolist(), where, strict=True):
-                if scores[i] > 0:
-                    out[number][name] = int(place[i])
+                if rank[i]:
+                    out[number][name] = int(rank[i])
         return out
 
 
@@ -112,15 +113,15 @@ class Retriever:
         if not len(candidates) or n <= 0:
             return Ranking(candidates, candidates[:0], np.zeros(0))
         channels = {name: self._channels[name](query, history, candidates) for name in self._shares}
-        orders = []
-        for scores in channels.values():
-            best_first = order(scores, candidates)
-            orders.append(best_first[: np.count_nonzero(scores > 0)])
-        best = interleave(orders, list(self._shares.values()), n)
+        orders = {
+            name: order(scores, candidates)[: np.count_nonzero(scores > 0)]
+            for name, scores in channels.items()
+        }
+        best = interleave(list(orders.values()), list(self._shares.values()), n)
         if len(best) < min(n, len(candidates)):  # nothing speaks for the others: the newest
             rest = np.setdiff1d(np.arange(len(candidates)), best)[::-1]
             best = np.concatenate([best, rest[: n - len(best)]])
-        return Ranking(candidates, candidates[best], self._total(channels)[best], channels)
+        return Ranking(candidates, candidates[best], self._total(channels)[best], orders)
 
     def _total(self, channels: Mapping[str, F64]) -> F64:
         if len(channels) == 1:

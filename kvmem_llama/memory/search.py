@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import I32
 
@@ -36,10 +33,8 @@ class SearchResult:
     ranking: Ranking  # of all candidates: complete blocks that are not in every view anyway
 
 
-def search(
-    session: Session, tokens: I32, scored: NDArray[np.bool_] | None, n: int
-) -> TaskGenerator[SearchResult]:
-    """The `n` best blocks for a query, [n_tokens] of which those marked in `scored` (None: all) are text.
+def search(session: Session, tokens: I32, n: int) -> TaskGenerator[SearchResult]:
+    """The `n` best blocks for a query, [n_tokens], all of it text.
 
     The query is evaluated as that of a step would be, over the canonical view; then the history is as it was.
     Raises MandatoryTooLarge, InvalidOption.
@@ -56,8 +51,8 @@ def search(
         parts = canonical.view(start, canonical.first_pass_start(start, end - start))
         yield from reach(session, session.target(parts, canonical.epoch_end(start)), rebuild=True)
         done = session.link.progress(Phase.QUERY, start, end)
-        yield from feed(session, start, end, Phase.QUERY, query=rows, scored=scored, done=done)
-        query = Query(rows.rows(), session.text_of(tokens if scored is None else tokens[scored]))
+        yield from feed(session, start, end, Phase.QUERY, query=rows, done=done)
+        query = Query(rows.rows(), session.text_of(tokens))
         candidates = frame_of_query(budget, canonical, start, end - start).candidates()
         ranking = session.retriever.rank(query, history, candidates, n)
         undo(session, keep_until=0)

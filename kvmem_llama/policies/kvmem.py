@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvmem_llama.durable import Opened
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import TaskGenerator
@@ -53,9 +50,9 @@ class KVMem:
     def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
         return self._within_ram(Step(self._session, request).run())
 
-    def search(self, tokens: I32, scored: NDArray[np.bool_] | None, n: int) -> TaskGenerator[SearchResult]:
+    def search(self, tokens: I32, n: int) -> TaskGenerator[SearchResult]:
         """See memory.search.search."""
-        return self._within_ram(search(self._session, tokens, scored, n))
+        return self._within_ram(search(self._session, tokens, n))
 
     def truncate(self, n_tokens: int) -> None:
         self._session.view.drop_from(n_tokens)

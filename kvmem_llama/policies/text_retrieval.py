@@ -13,6 +13,7 @@ from kvmem_llama.lexical import FtsIndex
 from kvmem_llama.memory.canonical import parts_of
 from kvmem_llama.memory.positions import TokenPos, ViewPos
 from kvmem_llama.memory.report import Recalled, RecalledBlock, RecallReport, RecallTimings, Why
+from kvmem_llama.memory.retrieval import spread
 from kvmem_llama.memory.selector import ranks, select
 from kvmem_llama.memory.stopwatch import Stopwatch
 from kvmem_llama.native.layout import I32
@@ -23,8 +24,6 @@ from .policy import MemoryStats
 from .summary import text_only
 
 HEAD, GAP, END = "\n[From earlier]\n", "\n[...]\n", "\n[End of what is from earlier]\n"
-SPREAD: Final = 0.5
-"""Share of a block's score that its neighbours get: 32 tokens are less than most statements."""
 _EDGE: Final = 8  # tokens looked at around a block for the rest of words that are cut at its edges
 
 
@@ -120,14 +119,12 @@ class CompactionRetrieval(Compaction):
         numbers, found = self._index.search(question)
         inside = numbers < end
         scores[numbers[inside] - first] = found[inside]
-        spread = scores.copy()
-        spread[1:] += SPREAD * scores[:-1]
-        spread[:-1] += SPREAD * scores[1:]
+        scores = spread(scores)
         candidates = np.arange(first, max(end, first))
         if now.kept:
             hidden = (candidates < now.kept[0] // block) | (candidates * block >= now.kept[1])
-            candidates, spread = candidates[hidden], spread[hidden]
-        return candidates, spread
+            candidates, scores = candidates[hidden], scores[hidden]
+        return candidates, scores
 
     def _index_up_to(self, first: int, end: int) -> None:
         """Adds the blocks of replaced text that are not in the index yet."""

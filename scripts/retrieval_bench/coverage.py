@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmem_llama.memory.retrieval import Ranking, interleave
-from kvmem_llama.memory.selector import order
 from kvmem_llama.settings import Settings
 from kvmem_llama.workspace import Workspace, open_engine
 
@@ -67,10 +66,7 @@ def _coverage(
         first, last = (len(history.text[:at].encode()) + shift for at in (a, b))
         inside |= (ends > first) & (starts < last)
     blocks = np.flatnonzero(inside) // block
-    orders = {}
-    for channel, scores in ranking.channels.items():
-        best = order(scores, ranking.candidates)
-        orders[channel] = best[: np.count_nonzero(scores > 0)]
+    orders = ranking.orders
     out = {}
     for budget in BUDGETS:
         n = budget // block
