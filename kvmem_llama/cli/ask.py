@@ -11,18 +11,13 @@ from ..settings import Settings
 from .inputs import Document, from_argument, read_documents
 from .messages import warn
 from .opening import Chosen, chosen_workspace
-from .parameters import GoOn, ReadOnly, ShowRecall, Workspace
+from .parameters import Files, GoOn, ReadOnly, ShowRecall, Workspace
 
 
 def ask(
     settings: Settings,
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="what to ask", show_default=False)],
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="text to read first; may be repeated; - is standard input"
-        ),
-    ] = None,
+    file: Files = None,
     workspace: Workspace = None,
     go_on: GoOn = False,
     read_only: ReadOnly = False,

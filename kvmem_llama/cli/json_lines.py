@@ -52,7 +52,13 @@ def emit(event: str, **fields: Any) -> None:
 
 def emit_error(error: KvmemError) -> None:
     """The last line of a run that fails."""
-    emit("error", error=type(error).__name__, message=error.what, hint=error.hint, exit_code=exit_code(error))
+    emit("error", **error_fields(error))
+
+
+def error_fields(error: KvmemError) -> dict[str, Any]:
+    """What every command tells of an error in JSON."""
+    name = type(error).__name__
+    return {"error": name, "message": error.what, "hint": error.hint, "exit_code": exit_code(error)}
 
 
 def plain(value: Any) -> Any:

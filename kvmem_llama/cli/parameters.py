@@ -6,6 +6,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+Files: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file", "-f", metavar="FILE", help="text to read first; may be repeated; - is standard input"
+    ),
+]
 Workspace: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,7 @@ from ..settings import Settings
 from .inputs import from_argument, read_documents
 from .messages import warn
 from .opening import Chosen, chosen_workspace
-from .parameters import GoOn, ReadOnly, Workspace
+from .parameters import Files, GoOn, ReadOnly, Workspace
 
 if TYPE_CHECKING:
     from ..memory.search import SearchResult
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 def recall(
     settings: Settings,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="what to look for", show_default=False)],
-    file: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--file", "-f", metavar="FILE", help="text to read first; may be repeated; - is standard input"
-        ),
-    ] = None,
+    file: Files = None,
     workspace: Workspace = None,
     go_on: GoOn = False,
     read_only: ReadOnly = False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ..errors import InputError, KvmemError, StoreFailed, exit_code
+from ..errors import InputError, KvmemError, StoreFailed
 from ..settings import Settings
 from .messages import note
 from .options import command
@@ -52,7 +52,9 @@ def _command(
                 function(settings, as_json=as_json, **own)
             except KvmemError as error:
                 if as_json:
-                    _emit_error(error)
+                    from .json_lines import error_fields
+
+                    _emit(**error_fields(error))
                 raise
 
         app.command(name)(command(told, options))
@@ -338,10 +340,6 @@ def _emit(**fields: Any) -> None:
     from .json_lines import plain
 
     sys.stdout.write(json.dumps(plain(fields), allow_nan=False) + "\n")
-
-
-def _emit_error(error: KvmemError) -> None:
-    _emit(error=type(error).__name__, message=error.what, hint=error.hint, exit_code=exit_code(error))
 
 
 def _done(as_json: bool, text: str, **fields: Any) -> None:
