@@ -57,10 +57,8 @@ def take_cells(session: Session, n: int, *, may_stop: bool) -> TaskGenerator[Cel
     if not view.rules.exact:
         return view.take_cells(n)  # any will do
     target = Target(tuple(Placed(r.part, r.position) for r in view), view.original)
-    try:
+    with contextlib.suppress(NotStored, RecordDamaged):  # then nothing is left of the view
         return view.take_cells(n)
-    except (NotStored, RecordDamaged):
-        view.clear()
     _, cells = yield from _reach(session, target, n, rebuild=True, may_stop=may_stop)
     return cells
 

@@ -14,7 +14,7 @@ from kvmem_llama.errors import InvalidOption
 ROW_TYPES: Final = {"f16": "f16", "f32": "f32", "bf16": "f16", "q8_0": "f16"}
 """What raw K may be stored as, and the type of its rows in RAM: what rebuilds cells takes f16 and f32."""
 
-_Q8_BLOCK: Final = 32  # elements that share a scale
+Q8_0_BLOCK: Final = 32  # elements that share a scale
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
@@ -64,10 +64,10 @@ class RecordLayout:
         """
         if raw_k_type not in ROW_TYPES:
             raise InvalidOption("--raw-k-type", raw_k_type, "must be one of " + ", ".join(ROW_TYPES))
-        widths = sorted({layer.d_k for layer in layers if layer.d_k % _Q8_BLOCK})
+        widths = sorted({layer.d_k for layer in layers if layer.d_k % Q8_0_BLOCK})
         if raw_k_type == "q8_0" and widths:
             raise InvalidOption(
-                "--raw-k-type", raw_k_type, f"keys of width {widths[0]} are not whole blocks of {_Q8_BLOCK}",
+                "--raw-k-type", raw_k_type, f"keys of width {widths[0]} are not whole blocks of {Q8_0_BLOCK}",
                 hint="Use f16 or bf16 with this model.",
             )  # fmt: skip
         offset, k_offsets, v_offsets = 0, [], []

@@ -13,13 +13,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvmem_llama.native.layout import RecordLayout
+from kvmem_llama.native.layout import Q8_0_BLOCK, RecordLayout
 
 from .records import Record
 
-BLOCK: Final = 32  # elements that share a scale in q8_0
-_Q8_0: Final = np.dtype([("scale", "<f2"), ("values", "i1", BLOCK)])  # ggml's block_q8_0
-_PART: Final = 512 * BLOCK  # elements converted at once: they stay in the cache, and in small allocations
+_Q8_0: Final = np.dtype([("scale", "<f2"), ("values", "i1", Q8_0_BLOCK)])  # ggml's block_q8_0
+_PART: Final = (
+    512 * Q8_0_BLOCK
+)  # elements converted at once: they stay in the cache, and in small allocations
 _LARGEST_SCALE: Final = np.float32(515.5)  # times 127 it is still a float16
 
 _Rows = NDArray[np.floating]
@@ -39,7 +40,7 @@ class RawK:
         self._k_nbytes: Final = k_nbytes
         n = k_nbytes // self._dtype.itemsize
         self._stored_k_nbytes: Final = (
-            k_nbytes if self.is_plain else n // BLOCK * _Q8_0.itemsize if self._is_q8 else n * 2
+            k_nbytes if self.is_plain else n // Q8_0_BLOCK * _Q8_0.itemsize if self._is_q8 else n * 2
         )
         self.stored_nbytes: Final = self._stored_k_nbytes + v_nbytes
 
@@ -84,7 +85,7 @@ class RawK:
         for at in range(0, len(rows), _PART):
             part = rows[at : at + _PART].astype(np.float32)
             if self._is_q8:
-                _to_q8_0(part, stored[at // BLOCK : (at + _PART) // BLOCK], self._dtype)
+                _to_q8_0(part, stored[at // Q8_0_BLOCK : (at + _PART) // Q8_0_BLOCK], self._dtype)
             else:
                 stored[at : at + _PART] = _to_bf16(part)
         return out
@@ -93,7 +94,7 @@ class RawK:
         source = stored.view(_Q8_0 if self._is_q8 else "<u2")
         for at in range(0, len(out), _PART):
             if self._is_q8:
-                blocks = source[at // BLOCK : (at + _PART) // BLOCK]
+                blocks = source[at // Q8_0_BLOCK : (at + _PART) // Q8_0_BLOCK]
                 values = blocks["values"].astype(np.float32)
                 values *= blocks["scale"].astype(np.float32)[:, np.newaxis]
                 out[at : at + _PART] = values.reshape(-1)
@@ -109,7 +110,7 @@ def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint32]:
 
 
 def _to_q8_0(values: NDArray[np.float32], blocks: NDArray[np.void], row_type: np.dtype[np.floating]) -> None:
-    values = values.reshape(-1, BLOCK)
+    values = values.reshape(-1, Q8_0_BLOCK)
     largest = np.ascontiguousarray(np.abs(values).T).max(axis=0)  # along short rows NumPy is slow
     scale = _scale(largest)
     if row_type.itemsize == 2:  # 127 x scale is rounded there; this scale is found again, whatever came of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from kvmem_llama.errors import CatalogDamaged
@@ -37,10 +38,7 @@ def mend_workspaces(family: Family, finding: Finding) -> bool:
         META.insert(db, [MetaRow(N_WORKSPACES, str(len(rows) + len(lost)))], replace=True)
         return True
 
-    try:
-        return family.catalog.write(run, "repair")
-    except CatalogDamaged:
-        return False
+    return _repaired(family, run)
 
 
 def mend_count(family: Family, finding: Finding) -> bool:
@@ -55,10 +53,7 @@ def mend_count(family: Family, finding: Finding) -> bool:
         WORKSPACES.insert(db, [recounted(db, row)], replace=True)
         return True
 
-    try:
-        return family.catalog.write(run, "repair")
-    except CatalogDamaged:
-        return False
+    return _repaired(family, run)
 
 
 def recounted(db: Db, row: WorkspaceRow) -> WorkspaceRow:
@@ -89,6 +84,14 @@ def recounted(db: Db, row: WorkspaceRow) -> WorkspaceRow:
 
 
 # -- private
+
+
+def _repaired(family: Family, run: Callable[[Db], bool]) -> bool:
+    """Whether `run` could mend it; what cannot be told from the rows that are there stays as it is."""
+    try:
+        return family.catalog.write(run, "repair")
+    except CatalogDamaged:
+        return False
 
 
 def _is_an_end(db: Db, lineage: LineageRow, lineages: list[LineageRow]) -> bool:
