@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import fake_model
 import numpy as np
-from fake_model import FakeModel, fake_resources, make_model
+from fake_durable import Engine, engine_on
+from fake_model import FakeModel
 from fake_run import text
 
 from kvmem_llama.durable import Opened
 from kvmem_llama.memory.index import mean_of
-from kvmem_llama.settings import Settings
 from kvmem_llama.store.files import Buffer, Files
 from kvmem_llama.store.steps import NewBlock, StepFacts
-from kvmem_llama.workspace import WorkspaceEngine
 
 BLOCK = 32
 
@@ -41,22 +40,12 @@ class CountingFiles(Files):
         self.n_written[self.path_of(fd).suffix] += sum(buffer.nbytes for buffer in buffers)
 
 
-class LongEngine(WorkspaceEngine):
-    model: FakeModel
-
-
-@contextmanager
-def fake_engine(folder: Path) -> Iterator[LongEngine]:
+def fake_engine(folder: Path) -> AbstractContextManager[Engine]:
     """An engine with a view of 16 blocks, whose workspaces lie in `folder`."""
-    settings = Settings(
-        n_ctx=16 * BLOCK, block_size=BLOCK, n_ubatch=16, n_parallel=2, data_dir=str(folder),
-        host_budget=2**20, durability="relaxed",
+    return engine_on(
+        folder, n_ctx=16 * BLOCK, block_size=BLOCK, scorer="cpu", segment_records=64, commit_blocks=128,
+        durability="relaxed",
     )  # fmt: skip
-    model = make_model(settings)
-    engine = LongEngine(lambda: fake_resources(model, settings))
-    engine.model = model
-    with engine:
-        yield engine
 
 
 def write_history(folder: Path, name: str, n_tokens: int) -> None:

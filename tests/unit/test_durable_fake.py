@@ -10,7 +10,8 @@ from typing import Any
 import fake_model
 import numpy as np
 import pytest
-from fake_model import END, fake_resources, make_model
+from fake_durable import Engine, engine_on
+from fake_model import END
 from fake_run import FakeTemplate, checked_sessions, text
 
 from kvmem_llama import workspace as module
@@ -23,10 +24,9 @@ from kvmem_llama.errors import (
     WorkspaceMismatch,
     WorkspaceNotFound,
 )
-from kvmem_llama.settings import Settings
 from kvmem_llama.store.repair import verify_family
 from kvmem_llama.store.root import Root
-from kvmem_llama.workspace import Workspace, WorkspaceEngine
+from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
 checked = checked_sessions
@@ -38,10 +38,6 @@ def template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
-class Engine(WorkspaceEngine):
-    model: fake_model.FakeModel
-
-
 Open = Callable[..., Any]
 
 
@@ -51,19 +47,10 @@ def opened(tmp_path: Path) -> Open:
 
     @contextmanager
     def open_engine(*, sound: bool = True, **options: Any) -> Iterator[Engine]:
-        settings = Settings(
-            **{
-                "n_ctx": 256, "block_size": 8, "n_ubatch": 16, "scorer": "reference", "n_parallel": 2,
-                "data_dir": str(tmp_path / "data"), "segment_records": 8, "host_budget": 2**20,
-                "commit_blocks": 16, **options,
-            }
-        )  # fmt: skip
-        model = make_model(settings)
-        engine = Engine(lambda: fake_resources(model, settings))
-        engine.model = model
-        with engine:
+        folder = tmp_path / "data"
+        with engine_on(folder, **options) as engine:
             yield engine
-        root = Root(settings.data_path)
+        root = Root(folder)
         for family in root.family_ids() if sound else []:
             assert not verify_family(root, family).findings
 

@@ -10,7 +10,7 @@ from typing import Any
 import fake_model
 import numpy as np
 import pytest
-from fake_model import fake_resources, make_model
+from fake_durable import Engine, engine_on
 from fake_run import FakeTemplate, checked_sessions, text
 
 from kvmem_llama import workspace as module
@@ -19,22 +19,18 @@ from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import Cancelled, MandatoryTooLarge, StoreFull
 from kvmem_llama.memory.history import History
-from kvmem_llama.settings import Settings
-from kvmem_llama.workspace import Workspace, WorkspaceEngine
+from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
 checked = checked_sessions
 GREEDY = SamplingParams(temp=0)
+RECORD = fake_model.FakeModel(8, 8, 8).layout.nbytes
 SLOT = 8192  # bytes on disk of a record of the fake model
 
 
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
-
-
-class Engine(WorkspaceEngine):
-    model: fake_model.FakeModel
 
 
 Open = Callable[..., Any]
@@ -46,17 +42,8 @@ def opened(tmp_path: Path) -> Open:
 
     @contextmanager
     def open_engine(n_disk: int = 0, n_host: int = 4, **options: Any) -> Iterator[Engine]:
-        settings = Settings(
-            **{
-                "n_ctx": 256, "block_size": 8, "n_ubatch": 16, "scorer": "reference", "n_parallel": 2,
-                "data_dir": str(tmp_path / "data"), "segment_records": 8, "disk_budget": n_disk * SLOT,
-                "host_budget": n_host * fake_model.FakeModel(8, 8, 8).layout.nbytes, **options,
-            }
-        )  # fmt: skip
-        model = make_model(settings)
-        engine = Engine(lambda: fake_resources(model, settings))
-        engine.model = model
-        with engine:
+        budgets = {"disk_budget": n_disk * SLOT, "host_budget": n_host * RECORD, "commit_blocks": 128}
+        with engine_on(tmp_path / "data", **(budgets | options)) as engine:
             yield engine
 
     return open_engine

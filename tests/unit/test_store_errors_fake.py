@@ -13,14 +13,13 @@ from typing import Any
 import fake_model
 import numpy as np
 import pytest
-from fake_model import fake_resources, make_model
+from fake_durable import engine_on
 from fake_run import checked_sessions, text
 from store_faults import NOTHING, SHORT, FaultySystem
 
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import StoreError, StoreFailed, StoreFull
 from kvmem_llama.memory.ledger import Ledger
-from kvmem_llama.settings import Settings
 from kvmem_llama.store import files
 from kvmem_llama.store.repair import verify_family
 from kvmem_llama.store.root import Root
@@ -50,18 +49,11 @@ def opened(tmp_path: Path, system: FaultySystem) -> Open:
 
     @contextmanager
     def open_engine(**options: Any) -> Iterator[WorkspaceEngine]:
-        settings = Settings(
-            **{
-                "n_ctx": 256, "block_size": 8, "n_ubatch": 16, "scorer": "reference", "n_parallel": 2,
-                "data_dir": str(tmp_path / "data"), "segment_records": 8, "host_budget": 2**20,
-                "commit_blocks": 16, **options,
-            }
-        )  # fmt: skip
-        model = make_model(settings)
-        with WorkspaceEngine(lambda: fake_resources(model, settings)) as engine:
+        folder = tmp_path / "data"
+        with engine_on(folder, **options) as engine:
             yield engine
         system.heal()
-        root = Root(settings.data_path)
+        root = Root(folder)
         for family in root.family_ids():
             assert verify_family(root, family).findings == []
 
