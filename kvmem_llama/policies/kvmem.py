@@ -115,6 +115,7 @@ class KVMem:
         if self._opened is None:
             self._session.history.close()
         else:
+            self._session.history.texts.close()
             self._opened.close()
 
     def _within_ram(self, task: TaskGenerator[T]) -> TaskGenerator[T]:

@@ -61,6 +61,17 @@ def ask(ws: Workspace, seed: int, n: int = 30) -> Any:
     return ws.step(text(20, seed), sampling=GREEDY, max_tokens=n).result()
 
 
+def test_a_search_by_words_ends_with_its_workspace(opened: Open) -> None:
+    with opened(score="lexical") as engine, engine.workspace("notes") as ws:
+        ws.read_tokens(text(400)).result()
+        before = ws.stats().index_bytes
+        ws.search("AB")
+        assert ws.stats().index_bytes > before
+        texts = ws._policy._session.history.texts  # type: ignore[attr-defined]
+        ws.close()
+        assert not texts.nbytes
+
+
 def told(result: Any) -> Any:
     recalls = [[(b.start, b.count, b.rank, b.why, b.position) for b in r.blocks] for r in result.recalls]
     return result.tokens, result.text, recalls
