@@ -22,6 +22,8 @@ def compose(candidates: Sequence[Candidate], n_batch: int) -> list[tuple[int, in
     one cannot use goes to the others. Both kinds always advance: when answers alone would fill the batch,
     one token is kept for prefill, and whoever waited longest goes first, so nobody waits for ever.
     """
+    if len(candidates) == 1:  # most often, and once for every token of an answer
+        return [(0, min(candidates[0].n, n_batch))]
     order = sorted(range(len(candidates)), key=lambda i: candidates[i].last_served)
     decodes = [i for i in order if candidates[i].decode]
     prefills = [i for i in order if not candidates[i].decode]

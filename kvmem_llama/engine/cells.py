@@ -74,11 +74,11 @@ class CellPool:
         if n > self._n_free:
             raise PoolExhausted(f"{n} cells asked for, {self._n_free} of {self.n_cells} are free")
         start = max(int(cell) + 1, 0)
-        if n == 1:  # as every token of an answer is
-            found = self._map.find(1, start)
-            cells = np.full(int(found >= 0), found, dtype=np.int32)
-        else:
-            cells = (start + np.flatnonzero(self._free[start:])[:n]).astype(np.int32)
+        if n == 1 and (found := self._map.find(1, start)) >= 0:  # as every token of an answer is
+            self._map[found] = 0
+            self._n_free -= 1
+            return np.array((found,), dtype=np.int32)
+        cells = (start + np.flatnonzero(self._free[start:])[:n]).astype(np.int32)
         if len(cells) < n:
             raise PoolExhausted(f"{n} cells above cell {cell} asked for, {len(cells)} are free")
         self._mark(cells, free=False)

@@ -33,6 +33,9 @@ class AnswerText:
         """The bytes of one more token -> text released by it; `stopped` says if it completed a stop."""
         self._starts.append(self._n_released + len(self._held))
         self._held += self._decoder.decode(piece)
+        if not self._stop:
+            text, self._held = self._held, ""
+            return self._release(text)
         found = [i for i in (self._held.find(s) for s in self._stop) if i >= 0]
         if found:
             self.stopped = True

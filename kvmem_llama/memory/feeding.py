@@ -59,5 +59,6 @@ def feed(
             if done is not None:
                 done(start + n)
     finally:
-        view.give_back(cells[n:])
+        if n < len(tokens):
+            view.give_back(cells[n:])
     return last

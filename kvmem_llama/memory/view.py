@@ -103,6 +103,12 @@ class View:
         """Tokens from `start` on were evaluated in `cells` at the next view positions. Tokens may be missing
         before them, but none of the block they begin in."""
         is_open = start % self._source.block > 0
+        last = self._last
+        if is_open and len(cells) == 1 and last is not None and last.part.end == start:  # of an answer
+            last.part = Part(last.part.start, last.part.count + 1)
+            last.cells = np.concatenate((last.cells, cells))
+            self.n_tokens += 1
+            return
         assert self.end == start if is_open else self.end <= start, f"{start} follows {self.end}"
         for part in parts_of(self._source.block, start, start + len(cells)):
             i = part.start - start
