@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from .engine.chat_template import ChatTemplate, Message
+from .engine.chat_template import Turn as Rendered
 from .engine.turn_tokens import TurnTokens, tokenize_turn
 from .engine.vocab import Vocab
 from .native.layout import I32
@@ -16,16 +17,28 @@ from .store.rows import StepRow
 _PLACEHOLDER: Final = Message("user", "...")
 N_CLOSING: Final = 32  # newest tokens of the history that can hold the end of an answer
 _N_BEFORE_SYSTEM: Final = 64  # most tokens of a template before a system prompt
+_SYSTEM_ROLES: Final = ("system", "developer")
 _IN_MIDST: Final = "\0"  # no rendering begins with it
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn:
     """A question and its answer in the history."""
 
     start: int  # token position of its first token
     answer_start: int  # token position
     end: int  # token position after its last token
+    context: str  # the texts that came with the question; empty, or with an empty line at its end
+    question: str
+    answer: str  # without the end token
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    start: int
+    question: int  # token position; of a stored one maybe later, in the midst of a long question
+    answer_start: int
+    end: int
     answer: str
     closed: bool | None  # the answer's last token ended it; None: to be judged by the text of the history
 
@@ -87,7 +100,38 @@ class Conversation:
         if step.end < end:
             left = self._vocab.detokenize(history[answer_start : step.end], special=False)
             answer = left.decode("utf-8", "replace")
-        self._turns.append(_Turn(step.start, answer_start, step.end, answer, bool(step.closed)))
+        question = max(step.query_start, step.start)
+        self._turns.append(_Turn(step.start, question, answer_start, step.end, answer, bool(step.closed)))
+
+    @property
+    def system(self) -> str | None:
+        """The system prompt, which the first turn begins with."""
+        return self._system
+
+    @property
+    def last_answer(self) -> tuple[int, int]:
+        """Token positions start, end of the newest answer; 0, -1 if there is none."""
+        return (self._turns[-1].answer_start, self._turns[-1].end) if self._turns else (0, -1)
+
+    def turns(self, history: I32) -> tuple[Turn, ...]:
+        """Questions and answers, oldest first. history: token ids of the workspace.
+
+        A question is found in the history: what the template puts before and after a message is taken off.
+        """
+        before, after = (text.encode() for text in self._template.around())
+        found = []
+        for turn in self._turns:
+            whole = self._vocab.detokenize(history[turn.start : turn.answer_start])
+            cut = len(self._vocab.detokenize(history[turn.start : turn.question]))
+            start = whole.find(before) + len(before) if before in whole else 0
+            end = len(whole.removesuffix(after))
+            system = _storable(self._system) if self._system and turn is self._turns[0] else b""
+            if system and whole.startswith(system, start):  # some templates put it into the first message
+                start += len(system)
+                start += len(whole[start:]) - len(whole[start:].lstrip(b"\n"))
+            context, question = _split(whole[start:end], cut - start)
+            found.append(Turn(turn.start, turn.answer_start, turn.end, context, question, turn.answer))
+        return tuple(found)
 
     def text_tokens(self, text: str, *, first: bool) -> I32:
         """Tokens of a text that is read as it is; `first`: it begins the history, so BOS comes before it."""
@@ -119,12 +163,22 @@ class Conversation:
             spans += [(start, end - len(asked)), (end - len(asked), end)]
         return tokenize_turn(self._vocab, turn.text, spans, add_bos=not len(history))
 
-    def answered(self, start: int, answer_start: int, answer: str, tokens: Sequence[int]) -> None:
-        """A turn was committed: its first token lies at `start`, the answer's `tokens` at `answer_start`."""
+    def render(self, messages: Sequence[Message]) -> Rendered:
+        """The whole text of a list of messages with the beginning of an answer after it, see messages.Render.
+        The system prompt of the conversation comes first if the list has none."""
+        if self._system and messages[0].role not in _SYSTEM_ROLES:
+            messages = [Message("system", self._system), *messages]
+        return self._template.turn("", messages)
+
+    def answered(
+        self, start: int, question: int, answer_start: int, answer: str, tokens: Sequence[int]
+    ) -> None:
+        """A turn was committed: its first token lies at `start`, the first one of the question alone at
+        `question`, the answer's `tokens` at `answer_start`."""
         if self._system_start is None and not self._turns:
             self._system_start = start
         closed = bool(tokens) and self._vocab.is_eog(tokens[-1])
-        self._turns.append(_Turn(start, answer_start, answer_start + len(tokens), answer, closed))
+        self._turns.append(_Turn(start, question, answer_start, answer_start + len(tokens), answer, closed))
 
     def truncate(self, history: I32, was: int) -> None:
         """The history was cut from `was` tokens to `history`.
@@ -149,9 +203,25 @@ class Conversation:
     def _holds_system(self, history: I32) -> bool:
         if not self._system or self._system_start is None:
             return False
-        system = self._system.strip().replace("\0", "\ufffd").encode("utf-8", errors="replace")
+        system = _storable(self._system)
         end = self._system_start + _N_BEFORE_SYSTEM + len(system)  # a token is at least one byte
         return system in self._vocab.detokenize(history[self._system_start : end])
+
+
+def _storable(system: str) -> bytes:
+    """A system prompt as it stands in a history."""
+    return system.strip().replace("\0", "\ufffd").encode("utf-8", errors="replace")
+
+
+def _split(content: bytes, cut: int) -> tuple[str, str]:
+    """(context, question) of a message whose question begins about byte `cut`: a token may reach over the
+    edge, and the texts that come with a question end with an empty line."""
+    cut = max(cut, 0)
+    while content[cut : cut + 1] == b"\n":
+        cut += 1
+    if not content[:cut].endswith(b"\n\n"):
+        cut = 0
+    return content[:cut].decode("utf-8", "replace"), content[cut:].decode("utf-8", "replace")
 
 
 def document_text(name: str, text: str) -> str:

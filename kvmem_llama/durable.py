@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from .engine.machine import total_memory
 from .errors import InvalidOption, RecordDamaged, WorkspaceExists, WorkspaceNotFound
-from .memory.index import CHUNK_BLOCKS
+from .memory.block_rows import CHUNK_BLOCKS
 from .native.host_memory import host_memory
+from .native.layout import U8
 from .settings import Settings
 from .store.binding import Binding
 from .store.durable import Durable
 from .store.holding import Holding
-from .store.loading import restore
+from .store.loading import Told, restore
 from .store.location import Location
 from .store.names import Place
 from .store.pool import HostPool
@@ -29,6 +30,7 @@ from .store.records import NotStored, Record
 from .store.root import Root
 from .store.steps import MeanOf, Restored
 from .store.tiered import TieredStore
+from .store.token_file import TokenSource
 
 _SHARE_OF_RAM: Final = 4
 
@@ -59,7 +61,9 @@ class Opened:
     def taken_over(self) -> None:
         """The history is in use: what was read of it is not kept twice."""
         no_tokens = np.zeros(0, np.int32)
-        self.restored = replace(self.restored, tokens=no_tokens, blocks=(), chunks=(), ahead=(), steps=())
+        self.restored = replace(
+            self.restored, tokens=no_tokens, blocks=(), chunks=(), token_chunks=(), ahead=(), steps=()
+        )
 
     def close(self) -> None:
         """Everything acknowledged is durable already; the rest is dropped. Idempotent, any thread."""
@@ -82,14 +86,28 @@ class _Shared:
 class Shelf:
     """Opens durable workspaces that fit one engine. Any thread."""
 
-    def __init__(self, settings: Settings, binding: Binding, raw_k: RawK, mean_of: MeanOf) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        binding: Binding,
+        raw_k: RawK,
+        mean_of: MeanOf,
+        *,
+        means: bool = True,
+        tokens: TokenSource | None = None,
+        told: Told | None = None,
+    ) -> None:
         """binding, raw_k, mean_of: of the engine's model and layout (store.binding, store.raw_k,
-        memory.index)."""
+        memory.index). means: the Mean-K index is used. tokens: of the token index (memory.token_index);
+        None: it is not used. told: see store.loading.restore."""
         self.root: Final = Root(settings.data_path, durability=settings.durability)
         self._settings: Final = settings
         self._binding: Final = binding
         self._raw_k: Final = raw_k
         self._mean_of: Final = mean_of
+        self._means: Final = means
+        self._tokens: Final = tokens
+        self._told: Final = told
         self._lock: Final = threading.Lock()
         self._shared: _Shared | None = None
         self._open: list[Opened] = []
@@ -100,8 +118,9 @@ class Shelf:
         """The workspace `name`, made if there is none and `create` is set.
 
         read_only: as it is now, whoever writes to it; nothing is made or written.
-        Raises InvalidName, WorkspaceNotFound, StoreLocked, WorkspaceMismatch, FormatTooNew, StoreFull,
-        StoreFailed, StoreDamaged; InvalidOption if it was made with another policy or system prompt.
+        Raises InvalidName, WorkspaceNotFound, StoreLocked, WorkspaceMismatch, FormatTooNew, FormatTooOld,
+        StoreFull, StoreFailed, StoreDamaged; InvalidOption if it was made with another policy or system
+        prompt.
         """
         place = self._place(name, create=create and not read_only, policy=policy, system=system)
         opened = self._load(Holding.open(self.root, place, self._binding, read_only=read_only))
@@ -166,6 +185,11 @@ class Shelf:
         def mean_of(stored: Record, count: int) -> NDArray[np.float16]:
             return self._mean_of(self._raw_k.decode(stored), count)
 
+        def row_of(stored: Record, count: int) -> U8:
+            assert self._tokens is not None
+            return self._tokens.row_of(self._raw_k.decode(stored), count)
+
+        tokens = None if self._tokens is None else replace(self._tokens, row_of=row_of)
         store: TieredStore | None = None
         try:
             disk = holding.open_disk(
@@ -185,9 +209,16 @@ class Shelf:
                 disk.close()
                 raise
             if not holding.read_only:
-                journals.append(Durable(holding, store))
+                journals.append(Durable(holding, store, None if tokens is None else tokens.shape))
             restored = restore(
-                holding, store, mean_of, scored=settings.scored_layers(), chunk_blocks=CHUNK_BLOCKS
+                holding,
+                store,
+                mean_of,
+                scored=settings.scored_layers(),
+                chunk_blocks=CHUNK_BLOCKS,
+                means=self._means,
+                token_source=tokens,
+                told=self._told,
             )
             last = restored.blocks[-1] if restored.blocks else None
             if holding.read_only and last is not None and last.count < settings.block_size:

@@ -3,11 +3,12 @@
     KvmemError
       ModelError          ModelNotFound, ModelCorrupt, ModelUnsupported
       LibraryError        LibraryMissing, LibraryMismatch, KernelsMissing
-      BudgetError         MandatoryTooLarge, InvalidOption
-      EngineError         DecodeFailed, CaptureMismatch, HookFailed, EngineClosed, TemplateUnsupported
+      BudgetError         MandatoryTooLarge, InvalidOption, InvalidRequest
+      EngineError         DecodeFailed, CaptureMismatch, HookFailed, EngineClosed, TemplateUnsupported,
+                          OutputMismatch
       WorkspaceError      WorkspaceClosed, WorkspaceBusy, InputError
         StoreError        WorkspaceNotFound, WorkspaceExists, InvalidName, StoreLocked, WorkspaceMismatch,
-                          FormatTooNew, StoreFull, StoreFailed
+                          FormatTooNew, FormatTooOld, StoreFull, StoreFailed
           StoreDamaged    RecordDamaged, CatalogDamaged, ExportDamaged
       Cancelled
 
@@ -119,6 +120,18 @@ class InvalidOption(BudgetError):
         self.why = why
 
 
+class InvalidRequest(BudgetError):
+    """Messages, tools or a JSON schema that cannot be used as they are.
+
+    invalid_argument: llama-server answers 400 to this one; otherwise 500.
+    """
+
+    def __init__(self, why: str, *, hint: str = "", invalid_argument: bool = True) -> None:
+        super().__init__(why, hint=hint or "Correct this part of the request; nothing was evaluated.")
+        self.why = why
+        self.invalid_argument = invalid_argument
+
+
 class EngineError(KvmemError):
     """llama.cpp, or what runs it, failed."""
 
@@ -162,13 +175,26 @@ class EngineClosed(EngineError):
 
 
 class TemplateUnsupported(EngineError):
-    """The model's chat template cannot be rendered."""
+    """The model's chat template cannot be rendered. invalid_argument: as in InvalidRequest."""
 
-    def __init__(self, why: str, *, hint: str = "") -> None:
+    def __init__(self, why: str, *, hint: str = "", invalid_argument: bool = False) -> None:
         super().__init__(
             f"chat template: {why}",
             hint=hint or "Use a model whose template llama.cpp knows, for example an instruction-tuned one.",
         )
+        self.why = why
+        self.invalid_argument = invalid_argument
+
+
+class OutputMismatch(EngineError):
+    """What the model wrote is not what its chat template, or the grammar of the answer, says it writes."""
+
+    def __init__(self, why: str, *, hint: str = "") -> None:
+        super().__init__(
+            f"the answer cannot be read: {why}",
+            hint=hint or "Ask again, or ask for plain text: without tools and with reasoning_format 'none'.",
+        )
+        self.why = why
 
 
 class WorkspaceError(KvmemError):
@@ -272,6 +298,21 @@ class FormatTooNew(StoreError):
         self.known = known
 
 
+class FormatTooOld(StoreError):
+    """`path` has format `found`, which an earlier version wrote; this program reads only `known`."""
+
+    def __init__(self, path: str | PathLike[str], found: int, known: int, *, hint: str = "") -> None:
+        super().__init__(
+            f"{str(path)!r} has the older format {found}, this version of kvmem_llama reads format {known}",
+            hint=hint
+            or "Nothing was changed. Export its workspaces with the version that made them and import the "
+            "files here, or delete the folder it lies in and read the texts again.",
+        )
+        self.path = str(path)
+        self.found = found
+        self.known = known
+
+
 class StoreFull(StoreError):
     """There is no space for `needed` bytes at `path`, where `free` bytes are left (-1: not known)."""
 
@@ -350,6 +391,7 @@ class Cancelled(KvmemError):
 # A class not named here has the code of its nearest named base. 1 is left for defects (any other exception).
 EXIT_CODES: Final[dict[type[KvmemError], int]] = {
     InvalidOption: 2,
+    InvalidRequest: 2,
     ModelError: 3,
     LibraryError: 4,
     BudgetError: 5,

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 import unicodedata
+from array import array
 from collections.abc import Sequence
-from typing import Final, Protocol, Self
+from typing import Final, Self, TypeAlias
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from .errors import LibraryMissing
+Terms: TypeAlias = NDArray[np.uint64]
+"""A text as an index sees it: one number per word, in their order and as often as they stand there."""
+
+RULES: Final = 1
+"""Of what is a word, and of its number. Counts up whenever `terms` gives anything else for any text: terms
+that were kept are then made again."""
+
+K1: Final = 1.2
+B: Final = 0.75
+_LEAST_IDF: Final = 1e-6  # of a word that half of the blocks have: it still tells a block from one without it
 
 # Ideographs and kana stand in texts without spaces: each is a word. Everything else is a run of letters and
 # digits, or several joined by what joins the parts of identifiers, paths, versions and compounds.
@@ -51,86 +61,102 @@ def _split(run: str) -> list[str]:
     return [*parts, run[first:]]
 
 
-class TextIndex(Protocol):
-    """Texts of the blocks of one history by number, and a search over them. Numbers ascend from the first
-    one added, without gaps."""
-
-    def __len__(self) -> int: ...
-
-    def add(self, first: int, texts: Sequence[str]) -> None:
-        """Appends the blocks first, first + 1, ..."""
-        ...
-
-    def drop_from(self, number: int) -> None:
-        """Forgets this block and all after it."""
-        ...
-
-    def search(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Numbers of the blocks that share a word with `text`, ascending, and their scores, all above 0."""
-        ...
-
-    def fork(self) -> Self:
-        """An index of its own with the same blocks."""
-        ...
-
-    def close(self) -> None: ...
+def terms(text: str) -> Terms:
+    """The words of `text` as numbers, [n_words]: equal words have equal numbers, with accents or without.
+    That two others share one of 64 bits is not to be expected in any history."""
+    hashes = [xxhash.xxh3_64_intdigest(_bare(word).encode()) for word in words(text)]
+    return np.array(hashes, dtype=np.uint64)
 
 
-class FtsIndex:
-    """See TextIndex. A full-text table of SQLite in RAM; its bm25() has k1 = 1.2 and b = 0.75.
+def _bare(word: str) -> str:
+    """Without accents. Other marks stay: they make other letters."""
+    if word.isascii():
+        return word
+    kept = [c for c in unicodedata.normalize("NFD", word) if not "\u0300" <= c <= "\u036f"]
+    return unicodedata.normalize("NFC", "".join(kept))
 
-    Belongs to the thread that made it.
+
+class WordIndex:
+    """The words of blocks with the numbers first, first + 1, ..., and a search over them by BM25.
+
+    All that is kept is the terms of the blocks one after the other, 8 bytes per word. A search looks through
+    all of them once.
     """
 
-    def __init__(self) -> None:
-        """Raises LibraryMissing if Python's SQLite was built without FTS5."""
-        self._db: Final = sqlite3.connect(":memory:", isolation_level=None)
-        try:
-            self._db.execute(
-                "CREATE VIRTUAL TABLE blocks USING fts5(words, "
-                "tokenize = \"unicode61 remove_diacritics 2 tokenchars '_'\")"
-            )
-        except sqlite3.OperationalError as error:
-            self._db.close()
-            raise LibraryMissing(
-                f"the SQLite {sqlite3.sqlite_version} of this Python has no text search ({error})",
-                hint="Use a Python whose SQLite has FTS5, or a policy without text retrieval.",
-            ) from error
+    def __init__(self, first: int = 0) -> None:
+        """first: number of the first block that will be added."""
+        self.first: Final = first
+        self._terms = array("Q")
+        self._ends = array("q")  # of each block in these
 
     def __len__(self) -> int:
-        count: int = self._db.execute("SELECT count(*) FROM blocks").fetchone()[0]
-        return count
+        """Blocks."""
+        return len(self._ends)
+
+    @property
+    def end(self) -> int:
+        """Number of the next block."""
+        return self.first + len(self._ends)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table in RAM."""
-        pages, size = (self._db.execute(f"PRAGMA page_{what}").fetchone()[0] for what in ("count", "size"))
-        return int(pages * size)
+        """Bytes in RAM."""
+        return len(self._terms) * self._terms.itemsize + len(self._ends) * self._ends.itemsize
 
-    def add(self, first: int, texts: Sequence[str]) -> None:
-        rows = [(first + i, " ".join(words(text))) for i, text in enumerate(texts)]
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT INTO blocks(rowid, words) VALUES (?, ?)", rows)
-        self._db.execute("COMMIT")
+    def add(self, blocks: Sequence[Terms]) -> None:
+        """Appends the blocks end, end + 1, ..."""
+        if not blocks:
+            return
+        ends = len(self._terms) + np.cumsum([len(block) for block in blocks], dtype=np.int64)
+        self._terms.frombytes(np.concatenate(blocks).tobytes())
+        self._ends.frombytes(ends.tobytes())
+
+    def terms(self, number: int) -> Terms:
+        """Those of one block, a copy."""
+        i = number - self.first
+        return np.array(self._terms[self._start(i) : self._ends[i]], dtype=np.uint64)
 
     def drop_from(self, number: int) -> None:
-        self._db.execute("DELETE FROM blocks WHERE rowid >= ?", (number,))
+        """Forgets this block and all after it."""
+        i = max(number - self.first, 0)
+        del self._terms[self._start(i) if i < len(self._ends) else len(self._terms) :]
+        del self._ends[i:]
 
     def search(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        query = " OR ".join(f'"{word}"' for word in dict.fromkeys(words(text)))
-        rows = []
-        if query:
-            rows = self._db.execute(
-                "SELECT rowid, -bm25(blocks) FROM blocks WHERE blocks MATCH ? ORDER BY rowid", (query,)
-            ).fetchall()
-        numbers, scores = zip(*rows, strict=True) if rows else ((), ())
-        return np.array(numbers, dtype=np.int64), np.array(scores, dtype=np.float64)
+        """Numbers of the blocks that share a word with `text`, ascending, and their scores, all above 0.
+
+        Scores are those of SQLite's bm25(): k1 = 1.2, b = 0.75, and words of the query count once.
+        """
+        n, scores = len(self._ends), np.zeros(len(self._ends))
+        wanted = np.unique(terms(text))
+        if not self._terms or not len(wanted):
+            return np.zeros(0, np.int64), scores[:0]
+        all_terms, ends = np.frombuffer(self._terms, np.uint64), np.frombuffer(self._ends, np.int64)
+        norm = K1 * (1 - B + B * np.diff(ends, prepend=0) / (len(all_terms) / n))
+        places = _places(all_terms, wanted)
+        which, block_of = all_terms[places], np.searchsorted(ends, places, side="right")
+        for term in wanted:
+            blocks = block_of[which == term]  # ascending, as often as the word stands there
+            firsts = np.flatnonzero(np.diff(blocks, prepend=-1))
+            numbers, counts = blocks[firsts], np.diff(firsts, append=len(blocks))
+            idf = np.log((n - len(numbers) + 0.5) / (len(numbers) + 0.5))
+            part = counts * (K1 + 1) / (counts + norm[numbers])
+            scores[numbers] += max(float(idf), _LEAST_IDF) * part
+        found = np.flatnonzero(scores)
+        return found + self.first, scores[found]
 
     def fork(self) -> Self:
-        other = type(self)()
-        self._db.backup(other._db)
+        """An index of its own with the same blocks."""
+        other = type(self)(self.first)
+        other._terms, other._ends = self._terms[:], self._ends[:]
         return other
 
-    def close(self) -> None:
-        """Idempotent."""
-        self._db.close()
+    def _start(self, i: int) -> int:
+        return self._ends[i - 1] if i else 0
+
+
+def _places(all_terms: Terms, wanted: Terms) -> NDArray[np.int64]:
+    """Where one of `wanted` stands, and a few places more: those with its last 16 bits."""
+    is_wanted = np.zeros(1 << 16, np.bool_)
+    is_wanted[wanted.astype(np.uint16)] = True
+    return np.flatnonzero(is_wanted[all_terms.astype(np.uint16)])

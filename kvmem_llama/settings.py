@@ -95,17 +95,41 @@ class Settings:
         unit="tokens", low=-1)
     n_query: int = _option(
         _MEMORY, 512, "newest tokens of a step that are scored and replayed", unit="tokens", low=1)
+    query_long: str = _option(
+        _MEMORY, "ends", "what of a step with more text than --n-query is scored: the newest text of a user "
+        "with both ends of the rest, or the newest tokens", choices=("ends", "newest"))
+    query_ends: int = _option(
+        _MEMORY, 64, "tokens that --query-long ends takes of each end", unit="tokens", low=1)
+    query_user: int = _option(
+        _MEMORY, 128, "tokens that are scored of a user's text before a long result of a tool, or before "
+        "a step without any; 0: none", unit="tokens", low=0)
     n_query_tail: int = _option(
         _MEMORY, 64, "newest tokens of the answer that are scored when memory is recalled in mid-answer",
         unit="tokens", low=1)
     n_prefill_view: int = _option(
         _MEMORY, 0, "size of the view while reading; 0: as -c", unit="tokens", low=0)
     score: str = _option(
-        _MEMORY, "mean_k", "how blocks are found: in the model's attention space, by words (BM25), or both",
-        choices=("mean_k", "lexical", "fused"))
+        _MEMORY, "fused", "how blocks are found: by their mean key, by calibrated attention heads, by words "
+        "(BM25), or by words and heads (words and mean key where a model is not calibrated)",
+        choices=("mean_k", "heads", "lexical", "fused"))
+    calibration: str = _option(
+        _MEMORY, "", "file that `kvmem calibrate` wrote for this model; empty: the one found for it, if any; "
+        "none: as if there were none", unit="path")
     position_mode: str = _option(
         _MEMORY, "auto", "positions of recalled blocks: packed, as they were, or as they were while it fits",
         choices=("auto", "compact", "original"))
+    scan_limit: int = _option(
+        _MEMORY, 32768, "most blocks whose every token is scored for every token of a query; of a longer "
+        "history a coarser score chooses them; 0: no limit", unit="blocks", low=0)
+    stickiness: float = _option(
+        _MEMORY, 0.0, "share of its score that a block selected by the last recall gets on top; above 0 what "
+        "is recalled depends on earlier questions", low=0, high=1)
+    refresh: int = _option(
+        _MEMORY, 0, "recalled tokens that are evaluated anew in the view, the best blocks first, in place of "
+        "their stored KV; 0: none", unit="tokens", low=0)
+    reuse: str = _option(
+        _MEMORY, "spans", "what an edited history keeps: its unchanged beginning, or also equal spans after "
+        "it (of 64 tokens or more, with the K and V they have)", choices=("spans", "prefix"))
     raw_k_type: str = _option(
         _MEMORY, "f16",
         "storage type of the K of blocks outside the cells; bf16 and q8_0 on disk only, in RAM these are f16",
@@ -142,6 +166,13 @@ class Settings:
     repeat_last_n: int = _option(
         _SAMPLE, 64, "tokens looked at for the penalty; 0: none, -1: the view",
         "--repeat-last-n", unit="tokens", low=-1)
+    grammar: str = _option(
+        _SAMPLE, "", "grammar (GBNF) that answers follow", "--grammar", unit="text")
+    grammar_file: str = _option(
+        _SAMPLE, "", "file with the grammar that answers follow", "--grammar-file", unit="path")
+    json_schema: str = _option(
+        _SAMPLE, "", "JSON schema that answers follow; {}: any JSON object",
+        "-j", "--json-schema", unit="text")
     n_predict: int = _option(
         _SAMPLE, -1, "most tokens of an answer; -1: no limit", "-n", "--predict", "--n-predict",
         unit="tokens", low=-1)
@@ -241,6 +272,11 @@ class Settings:
         if self.data_dir:
             return Path(self.data_dir).expanduser()
         return Path.home() / ".local" / "share" / "kvmem" / "workspaces"
+
+    @property
+    def calibration_path(self) -> Path:
+        """Folder of calibrations, one for each model: beside the workspaces."""
+        return self.data_path.parent / "calibrations"
 
 
 def _check_from_env(option: Option, value: Value) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .conversation import N_CLOSING, Conversation, document_text
+from .calibration import find
+from .conversation import N_CLOSING, Conversation, Turn, document_text
 from .durable import Opened, Shelf
-from .engine.chat_template import ChatTemplate
+from .engine.chat_template import ChatTemplate, Message
 from .engine.core import EngineCore
 from .engine.engine import Engine
 from .engine.requests import TaskGenerator
@@ -22,12 +23,18 @@ from .engine.resources import Resources, open_resources
 from .engine.sampler import SamplingParams
 from .engine.task import Task
 from .errors import EngineClosed, InputError, InvalidOption, ModelUnsupported, WorkspaceBusy, WorkspaceClosed
+from .matching import Plan, match
+from .memory.attending import AttendedBlock
+from .memory.channels import Channels
 from .memory.index import mean_of
-from .memory.query import StepRequest, token_ids, token_marks
+from .memory.query import StepRequest, query_of, token_ids, token_marks
 from .memory.report import Event, StepResult
 from .memory.scoring import make_scorer
 from .memory.search import SearchResult
+from .memory.session import token_source_of
+from .messages import Render, messages_of, tokenize_messages, user_marks
 from .native.layout import I32
+from .occurrence import occurs
 from .policies import KVMem, MemoryStats, Policy, make_policy
 from .settings import Settings
 from .store.binding import Binding
@@ -42,12 +49,18 @@ def open_engine(model_path: str | Path, settings: Settings) -> WorkspaceEngine:
 
     def prepare(core: EngineCore) -> None:
         core.scorer = make_scorer(settings)
+        core.calibration = find(settings, core.model.info.fingerprint)
+        Channels.of(settings, core.calibration)  # an option that cannot be met is told now
 
     return WorkspaceEngine(lambda: open_resources(model_path, settings, prepare))
 
 
 class WorkspaceEngine(Engine):
     """An engine with workspaces on it. Any thread."""
+
+    on_rows: Callable[[int, int], None] | None = None
+    """Called with (blocks done, all of them) while rows of an index are made from stored records, which takes
+    as long as to read these: when a workspace is opened with another score or other heads than before."""
 
     def __init__(self, make: Callable[[], Resources]) -> None:
         self._shelf_lock = threading.Lock()
@@ -100,7 +113,15 @@ class WorkspaceEngine(Engine):
                 hooks = core.hooks
                 binding = Binding.of(core.model.info, hooks.layers, hooks.layout, core.settings)
                 mean = mean_of(hooks.layers, hooks.layout)
-                self._shelf = Shelf(core.settings, binding, RawK.of(hooks.layout), mean)
+                self._shelf = Shelf(
+                    core.settings,
+                    binding,
+                    RawK.of(hooks.layout),
+                    mean,
+                    means="mean_k" in Channels.of(core.settings, core.calibration),
+                    tokens=token_source_of(core),
+                    told=lambda done, n: self.on_rows(done, n) if self.on_rows else None,
+                )
             return self._shelf
 
     def close(self) -> None:
@@ -175,7 +196,9 @@ class Workspace:
         self._lock = threading.Lock()
         self._closed = False
         self._stream: Stream | None = None  # the newest
-        self._asked_at: tuple[int, int] | None = None  # if it asked: token positions of turn and answer
+        # If it asked: token positions of turn, question and answer.
+        self._asked_at: tuple[int, int, int] | None = None
+        self._edited: tuple[int, int] | None = None  # if it edits: tokens that stay, tokens there were
 
     @property
     def name(self) -> str | None:
@@ -197,6 +220,11 @@ class Workspace:
         """Most tokens the model attends to at once."""
         return self._policy.n_view
 
+    @property
+    def system(self) -> str | None:
+        """The system prompt of its conversation."""
+        return self._conversation.system
+
     # -- steps
 
     def read(self, text: str, source: str = "") -> Stream:
@@ -205,6 +233,13 @@ class Workspace:
             text = document_text(source, text) if source else text
             tokens = self._conversation.text_tokens(text, first=not self.n_tokens)
             return self._start(self._policy.read(tokens))
+
+    def has_read(self, text: str, source: str = "") -> bool:
+        """Whether the history holds this text already, word for word and under this name, and it is not just
+        a few words long."""
+        with self._idle():
+            text = document_text(source, text) if source else text
+            return occurs(self._conversation.text_tokens(text, first=False), self._policy.tokens())
 
     def read_tokens(self, tokens: Sequence[int] | I32) -> Stream:
         """Appends token ids, [n]. Raises InvalidOption for anything else, naming the first bad one."""
@@ -239,7 +274,56 @@ class Workspace:
             )
             start = self.n_tokens
             stream = self._start(self._policy.step(request))
-            self._asked_at = (start, start + len(turn.tokens))
+            self._asked_at = (start, start + turn.question, start + len(turn.tokens))
+            return stream
+
+    def chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        sampling: SamplingParams,
+        max_tokens: int = -1,
+        stop: Sequence[str] = (),
+        render: Render | None = None,
+    ) -> Stream:
+        """Answers a whole list of messages, of which the history may hold most: only what is new or changed
+        is read, and the newest message is the question.
+
+        Where the list differs from the history, the history is edited as `rewrite` does, in one step with
+        the answer. messages: Message, or {"role": ..., "content": text}. render: from messages to their text;
+        None: the model's chat template, with the workspace's system prompt if the list has none.
+        Raises InputError for messages that cannot be answered.
+        """
+        with self._idle():
+            conversation, stored = self._conversation, self._policy.tokens()
+            found, vocab = messages_of(messages), self._engine.core.model.vocab
+            turn = (render or conversation.render)(found)
+            whole = tokenize_messages(vocab, turn, stored)
+            user = user_marks(vocab, found, turn, whole.tokens)
+            question = min(whole.question, len(whole.tokens) - 1)
+
+            def request(first: int) -> StepRequest:
+                return StepRequest(
+                    tokens=whole.tokens[first:],
+                    query_start=question - first,
+                    scored=whole.scored[first:],
+                    sampling=sampling,
+                    max_tokens=max_tokens,
+                    stop=(*stop, *conversation.stop_strings),
+                    kind="ask",
+                    user=None if user is None else user[first:],
+                )
+
+            # Of a long question the beginning is history, but which of it is scored is for the step to say.
+            query = question + query_of(request(question), self._engine.core.settings).start
+            plan = self._match(stored, whole.tokens[:query])
+            if self._reuses_spans:
+                plan = plan.with_prefix(question)
+            elif plan.prefix > question:
+                plan = self._match(stored, whole.tokens[:question])
+            first = plan.prefix
+            stream = self._go_on(plan, request(first))
+            self._asked_at = (first, question, len(whole.tokens))
             return stream
 
     def step(
@@ -250,11 +334,14 @@ class Workspace:
         sampling: SamplingParams | None = None,
         max_tokens: int = -1,
         stop: Sequence[str] = (),
+        user: NDArray[np.bool_] | None = None,
     ) -> Stream:
         """Appends token ids and streams the answer to them.
 
         query_start: index of the first one that may belong to the query.
         scored: [n] which of them are text; None: all.
+        user: [n] which of these are a user's rather than a tool's; None: all. A step without any is scored
+            with the newest text of a user before it, too.
         Raises InvalidOption for tokens that are not [n] ids of the vocabulary, and for bad marks.
         """
         with self._idle():
@@ -269,6 +356,7 @@ class Workspace:
                 sampling=sampling or SamplingParams.of(self._engine.core.settings, self.n_view),
                 max_tokens=max_tokens,
                 stop=stop,
+                user=None if user is None else token_marks(user, len(ids)) & marks,
             )
             return self._start(self._policy.step(request))
 
@@ -288,12 +376,52 @@ class Workspace:
             task = self._engine.submit(lambda core: policy.search(tokens, n_blocks), resident=policy)
             return task.result()
 
+    def attended(self) -> tuple[AttendedBlock, ...]:
+        """The blocks of the view that the newest tokens of the last answer attended to, the most attended
+        first.
+
+        Raises InvalidOption under a policy without recall, InputError if the last step was no question or
+        its view is there no more; Cancelled ... as a step.
+        """
+        with self._idle():
+            if not isinstance(self._policy, KVMem):
+                raise InvalidOption(
+                    "--policy", self._policy.name, "it recalls no blocks", hint=f"Use {KVMem.name}."
+                )
+            answer_start, end = self._conversation.last_answer
+            if end != self.n_tokens:
+                what, why = "the attention of the last answer", "something was read since"
+                raise InputError(what, why, hint="Ask again, then look.")
+            policy = self._policy
+            task = self._engine.submit(lambda core: policy.attended(answer_start), resident=policy)
+            return task.result()
+
     # -- the history
+
+    def rewrite(self, tokens: Sequence[int] | I32) -> Stream:
+        """Makes the history these token ids, [n]: a common beginning stays, equal spans after it are taken
+        over as --reuse says, the rest is read.
+
+        The tokens that are not among them are gone afterwards: `fork` first to keep them. If it fails or is
+        cancelled, the history is as it was (under a policy without recall, what was to go is gone). Pins of
+        tokens after the common beginning are taken back.
+
+        Raises InvalidOption for tokens that are not ids of the vocabulary.
+        """
+        with self._idle():
+            ids = token_ids(tokens, self._n_vocab)
+            plan = self._match(self._policy.tokens(), ids)
+            return self._go_on(plan, ids[plan.prefix :])
 
     def history(self) -> I32:
         """Token ids of the finished steps, [n_tokens]."""
         with self._idle():
             return self._policy.tokens()
+
+    def turns(self) -> tuple[Turn, ...]:
+        """Questions that were asked and their answers, oldest first; texts that were read are no turns."""
+        with self._idle():
+            return self._conversation.turns(self._policy.tokens())
 
     def truncate(self, n_tokens: int) -> None:
         """Drops all but the first `n_tokens` tokens. Raises InvalidOption if there are fewer."""
@@ -406,13 +534,35 @@ class Workspace:
 
     def _settle(self) -> None:
         """Takes note of the turn that the newest step has added, if it succeeded."""
-        stream, asked = self._stream, self._asked_at
-        self._stream = self._asked_at = None
-        if stream is None or asked is None:
+        stream, asked, edited = self._stream, self._asked_at, self._edited
+        self._stream = self._asked_at = self._edited = None
+        if stream is None:
             return
+        result: StepResult | None = None
         with contextlib.suppress(Exception):  # a failed step added nothing; its reader has been told
             result = stream.result()
+        if edited is not None and (result is not None or self.n_tokens == edited[0]):
+            self._conversation.truncate(self._policy.tokens(0, edited[0]), edited[1])
+        if asked is not None and result is not None:
             self._conversation.answered(*asked, result.text, result.tokens)
+
+    def _match(self, stored: I32, wanted: I32) -> Plan:
+        return match(stored, wanted, spans=self._reuses_spans)
+
+    @property
+    def _reuses_spans(self) -> bool:
+        return self._engine.core.settings.reuse == "spans"
+
+    def _go_on(self, plan: Plan, request: StepRequest | I32) -> Stream:
+        """A step after the plan's prefix."""
+        was = self.n_tokens
+        if plan.prefix < was:
+            stream = self._start(self._policy.rewrite(plan, request))
+            self._edited = (plan.prefix, was)
+            return stream
+        if isinstance(request, StepRequest):
+            return self._start(self._policy.step(request))
+        return self._start(self._policy.read(request))
 
     def _start(self, generator: TaskGenerator[StepResult]) -> Stream:
         task = self._engine.submit(lambda core: generator, resident=self._policy)

@@ -10,18 +10,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from kvmem_llama.lexical import terms
 from kvmem_llama.store.binding import Binding
 from kvmem_llama.store.disk_records import DiskRecords
 from kvmem_llama.store.durable import Durable
 from kvmem_llama.store.files import Files
 from kvmem_llama.store.holding import Holding
 from kvmem_llama.store.loading import restore
+from kvmem_llama.store.location import Origin
 from kvmem_llama.store.names import Place
 from kvmem_llama.store.pool import HostPool
 from kvmem_llama.store.records import Record, RecordRef
 from kvmem_llama.store.root import Root
 from kvmem_llama.store.steps import NewBlock, ReadBlock, Restored, StepFacts
+from kvmem_llama.store.stored_words import StoredWords
 from kvmem_llama.store.tiered import TieredStore
+from kvmem_llama.store.words import BlockWords, source_of
 
 BLOCK = 4  # tokens
 LAYERS = ((0, 2, 8), (2, 1, 16))  # of the index: layer number, KV heads, head size
@@ -61,6 +65,15 @@ def mean_of(record: Record, count: int) -> NDArray[np.float16]:
     """Stands for the Mean-K of a record: [elements of a row] float16."""
     n = sum(n_head * d for _, n_head, d in LAYERS)
     return (record[:n].astype(np.float32) + count).astype(np.float16)
+
+
+def words_of(tokens: Sequence[int], number: int) -> BlockWords:
+    """Stands for the words of a block of the history `tokens`."""
+    text = " ".join(map(str, tokens[number * BLOCK : (number + 1) * BLOCK]))
+    return BlockWords(source_of(np.asarray(tokens, np.int32), number, BLOCK), terms(text))
+
+
+NO_MEANS = np.zeros(sum(n_head * d for _, n_head, d in LAYERS), np.float16)
 
 
 class Memory:
@@ -120,11 +133,37 @@ class Memory:
                     self._drop_ahead()
             if ref is None:
                 ref = self.store.put(record_of(tokens[: start + count], count))
-            added.append(NewBlock(start // BLOCK, start, count, ref, text=f"text {start}"))
+            words = words_of(tokens, start // BLOCK) if count == BLOCK else None
+            added.append(NewBlock(start // BLOCK, start, count, ref, text=f"text {start}", words=words))
         means = np.stack([mean_of(self.store.get(b.ref), b.count) for b in added])
         facts = StepFacts(kind, len(tokens), answer=answer, closed=bool(answer))
         try:
             self.journal.commit(np.asarray(ids, np.int32), added, means, facts, self._recalled())
+        except BaseException:
+            for block in added:
+                self.store.free(block.ref)
+            raise
+        self._drop_ahead()
+        for gone in self.blocks[first:]:
+            self.store.free(gone.ref)
+        self.blocks[first:] = added
+        self.tokens = tokens
+
+    def rewrite(self, n: int, ids: Sequence[int]) -> None:
+        """Takes `ids` in the place of all tokens from position `n` on."""
+        tokens = self.tokens[:n] + list(ids)
+        first = n // BLOCK
+        added: list[NewBlock] = []
+        for start in range(first * BLOCK, len(tokens), BLOCK):
+            count = min(BLOCK, len(tokens) - start)
+            ref = self.store.put(record_of(tokens[: start + count], count))
+            words = words_of(tokens, start // BLOCK) if count == BLOCK else None
+            origin = Origin.CARRIED if start > n else Origin.READ
+            added.append(NewBlock(start // BLOCK, start, count, ref, origin, f"text {start}", words))
+        means = np.stack([mean_of(self.store.get(b.ref), b.count) for b in added] or [NO_MEANS])[: len(added)]
+        facts = StepFacts("read", len(tokens))
+        try:
+            self.journal.commit(np.asarray(ids, np.int32), added, means, facts, rewrites=n)
         except BaseException:
             for block in added:
                 self.store.free(block.ref)
@@ -187,6 +226,12 @@ class Memory:
             expected = record_of(self.tokens[: block.start + block.count], block.count)
             np.testing.assert_array_equal(self.store.get(block.ref), expected)
         assert not self.restored.unscored
+        for number, words in StoredWords(self.holding).read().items():
+            if self.holding.read_only and number >= self.n_complete:
+                continue  # of what the writer has added since
+            expected_words = words_of(self.tokens, number)
+            assert number < self.n_complete and words.source == expected_words.source
+            np.testing.assert_array_equal(words.terms, expected_words.terms)
 
     def check_index(self) -> None:
         """Index rows as they were loaded, of blocks that have not changed since."""

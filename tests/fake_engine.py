@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from kvmem_llama.errors import Cancelled
+from kvmem_llama.conversation import Turn, document_text
+from kvmem_llama.errors import Cancelled, InputError, InvalidOption
+from kvmem_llama.memory.attending import AttendedBlock
 from kvmem_llama.memory.positions import TokenPos, ViewPos
 from kvmem_llama.memory.report import (
     Event,
@@ -98,19 +100,71 @@ class FakeEngine(_Closing):
     ) -> FakeWorkspace:
         self.script.name, self.script.policy, self.script.system = name, policy, system
         self.script.create, self.script.read_only = create, read_only
-        return FakeWorkspace(self.script)
+        return FakeWorkspace(self.script, name, system)
 
 
 class FakeWorkspace(_Closing):
-    n_tokens = 0
+    """Every word is a token; what is asked and read becomes its history when the stream has ended."""
+
     n_view = 512
+    read_only = False
+
+    def __init__(self, script: Script, name: str | None = None, system: str | None = None) -> None:
+        super().__init__(script)
+        self.name = name
+        self.system = system
+        self.n_tokens = 0
+        self.pins: list[tuple[int, int]] = []
+        self._turns: list[Turn] = []
+
+    def close(self) -> None:
+        self.script.n_closed += 1
+
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(self._turns)
+
+    def attended(self) -> tuple[AttendedBlock, ...]:
+        if not self._turns:
+            raise InputError("the attention of the last answer", "something was read since")
+        blocks = ((320, 0.5, "the key is\nunder"), (0, 0.25, "You are"))
+        return tuple(AttendedBlock(TokenPos(start), 32, mass, text) for start, mass, text in blocks)
+
+    def truncate(self, n_tokens: int) -> None:
+        self.n_tokens = n_tokens
+        self._turns = [turn for turn in self._turns if turn.end <= n_tokens]
+
+    def fork(self, name: str | None = None) -> FakeWorkspace:
+        other = FakeWorkspace(self.script, name, self.system)
+        other.n_tokens, other._turns = self.n_tokens, list(self._turns)
+        return other
+
+    def pin(self, start: int, end: int) -> None:
+        if not 0 <= start < end <= self.n_tokens:
+            raise InvalidOption("pin", f"{start}..{end}", f"the history holds {self.n_tokens} tokens")
+        self.pins.append((start, end))
+
+    def unpin(self, start: int, end: int) -> None:
+        if (start, end) not in self.pins:
+            raise InvalidOption("unpin", f"{start}..{end}", "no such pin")
+        self.pins.remove((start, end))
 
     def stats(self) -> MemoryStats:
-        return MemoryStats("kvmem", n_tokens=261, n_view=512, n_resident=261, n_hidden=0, n_cells_used=261)
+        n = self.n_tokens or 261
+        return MemoryStats(
+            "kvmem", n, 512, n_resident=n, n_hidden=0, n_cells_used=n, n_blocks=8, n_records=8,
+            store_bytes=8 << 20, pins=tuple(self.pins),
+        )  # fmt: skip
 
     def read(self, text: str, source: str = "") -> FakeStream:
         self.script.read.append((source, text))
-        return FakeStream(replace(self.script, answer=""))
+
+        def committed(_result: StepResult) -> None:
+            self.n_tokens += len(text.split())
+
+        return FakeStream(replace(self.script, answer="", committed=[]), committed)
+
+    def has_read(self, text: str, source: str = "") -> bool:
+        return (source, text) in self.script.read
 
     def search(self, text: str, n_blocks: int = 10) -> SearchResult:
         self.script.searched.append((text, n_blocks))
@@ -118,7 +172,16 @@ class FakeWorkspace(_Closing):
             raise self.script.error
         ranking = Ranking(np.arange(1, 8), np.array([4, 2]), np.array([0.5, 0.25]))
         blocks = (
-            FoundBlock(TokenPos(128), 32, {"mean_k": 1, "lexical": 3}, "the key\nis under"),
+            FoundBlock(
+                start=TokenPos(128),
+                count=32,
+                ranks={"mean_k": 1, "lexical": 3},
+                text="the key\nis under",
+                own={"mean_k": 1},
+                score=0.5,
+                tier="disk",
+                age=4,
+            ),
             FoundBlock(TokenPos(64), 32, {}, "the mat"),
         )
         return SearchResult(blocks[:n_blocks], ranking)
@@ -136,12 +199,21 @@ class FakeWorkspace(_Closing):
         error, self.script.error = self.script.error, None
         if error is not None:
             raise error
-        return FakeStream(self.script)
+
+        def committed(result: StepResult) -> None:
+            start = self.n_tokens
+            answer_start = start + sum(len(text.split()) for text in (question, *(c[1] for c in context)))
+            self.n_tokens = answer_start + result.n_generated
+            texts = "".join(document_text(*document) for document in context)
+            self._turns.append(Turn(start, answer_start, self.n_tokens, texts, question, result.text))
+
+        return FakeStream(self.script, committed)
 
 
 class FakeStream:
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, committed: Callable[[StepResult], None] = lambda _: None) -> None:
         self._script = script
+        self._committed = committed
         self._stop = threading.Event()
         self._cancel = threading.Event()
         self._result: StepResult | None = None
@@ -202,6 +274,7 @@ class FakeStream:
             timings,
             tuple(script.reports),
         )
+        self._committed(self._result)
         yield Finished(self._result)
 
     def _check(self) -> None:

@@ -8,13 +8,14 @@ the position they are shown at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvmem_llama.calibration import find
 from kvmem_llama.engine.cells import CellPool
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import F32, I32, Batch
@@ -25,6 +26,7 @@ from kvmem_llama.native.layout import BlockWrite, LayerInfo, RecordLayout
 from kvmem_llama.settings import Settings
 
 N_VOCAB = 97
+FINGERPRINT = "fa" * 16
 END = 96  # the end-of-generation token; the model never chooses it by itself
 _D = 8  # head size: 6 numbers that stand for the token, the token itself, the fingerprint
 _MODULUS = 2039  # fingerprints are exact in float16
@@ -163,7 +165,7 @@ class FakeModel:
         for cell, token in zip(cells.tolist(), tokens.tolist(), strict=True):
             fingerprint = (attended + token) % _MODULUS
             self.k[:, cell, :6] = _MEANING[token] + _LAYER_SHIFT
-            self.k[:, cell, 6:] = token, fingerprint
+            self.k[:, cell, 6:8] = token, fingerprint
             self.v[:, cell] = token, fingerprint, 0, 0
             attended += int(_mix(self.position[cell], token, fingerprint))
 
@@ -208,11 +210,11 @@ class FakeModel:
             self._record_k(record, i)[slot0 : slot0 + len(rows)] = self._row_k[i, rows]
             self._record_v(record, i)[slot0 : slot0 + len(rows)] = self.v[i, cells]
 
-    def read_q(self, rows: I32) -> list[F32]:
+    def read_q(self, rows: I32, layers: Collection[int] | None = None) -> list[F32]:
         assert self._q_on, "Q was not captured"
         out = []
         for i, layer in enumerate(LAYERS):
-            if layer.cache == 0:
+            if layer.cache == 0 and (layers is None or layer.il in layers):
                 q = np.zeros((len(rows), layer.n_head, _D), np.float32)
                 q[:, :, :6] = self._row_k[i, rows][:, None, :6]
                 out.append(q)
@@ -288,7 +290,7 @@ def fake_core(model: FakeModel, settings: Settings, n_train: int, *, hooks: bool
                 arch="fake",
                 n_ctx_train=n_train,
                 chat_template=None,
-                info=SimpleNamespace(fingerprint="fa" * 16, name="fake", arch="fake"),
+                info=SimpleNamespace(fingerprint=FINGERPRINT, name="fake", arch="fake"),
             ),
         ),
         decoder=model,
@@ -298,6 +300,7 @@ def fake_core(model: FakeModel, settings: Settings, n_train: int, *, hooks: bool
         n_view=min(settings.n_ctx or n_train, n_train),
     )
     core.scorer = make_scorer(settings)
+    core.calibration = find(settings, FINGERPRINT)
     return core
 
 

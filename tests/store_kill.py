@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "index_append": ("index_append.before", "index_append.rows", "index_append.after"),
     "fork": ("fork.before", "fork.statements", "fork.after"),
     "truncate": ("truncate.before", "truncate.statements", "truncate.after"),
+    "rewrite": ("rewrite.before", "rewrite.statements", "rewrite.after"),
     "compact": ("compact.begin", "compact.written", "compact.statements", "compact.after", "compact.end"),
     "delete": (
         "delete.before", "delete.statements", "delete.after", "delete.files", "erase.before", "erase.after",
@@ -61,8 +62,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 # Of these, what is found afterwards tells whether the operation under way was done, and both must be met.
 BOTH = {
-    "stage_out", "data_write", "sync", "row_commit", "index_append", "fork", "truncate", "compact", "delete",
-    "export", "import", "create", "rename",
+    "stage_out", "data_write", "sync", "row_commit", "index_append", "fork", "truncate", "rewrite", "compact",
+    "delete", "export", "import", "create", "rename",
 }  # fmt: skip
 OFTEN = {"stage_out", "data_write", "sync", "index_append"}  # passed many times in a script
 
@@ -70,7 +71,7 @@ OFTEN = {"stage_out", "data_write", "sync", "index_append"}  # passed many times
 # the same process, can be there when they end the process.
 BESIDE = {"stage_out", "data_write", "sync"}
 
-KINDS = ("truncate", "fork", "delete", "compact", "export", "import", "ahead", "rename", "create")
+KINDS = ("truncate", "rewrite", "fork", "delete", "compact", "export", "import", "ahead", "rename", "create")
 
 
 def make_script(seed: int, group: str = "", n_ops: int = 12) -> list[Op]:
@@ -111,6 +112,11 @@ def make_script(seed: int, group: str = "", n_ops: int = 12) -> list[Op]:
                 n = rng.randrange(0, lengths[name] + 1)
                 ops.append(["truncate", name, n])
                 lengths[name] = n
+            case "rewrite":
+                n = rng.randrange(0, lengths[name] + 1)
+                ids = [rng.randrange(50) for _ in range(rng.randrange(0, 20))]
+                ops.append(["rewrite", name, n, ids])
+                lengths[name] = n + len(ids)
             case "create" if len(names) < 4:
                 ops.append(["create", new])
                 names.append(new)
@@ -169,6 +175,8 @@ def after(state: State, op: Op) -> State:
             new[name] = state[name] + op[2]
         case "truncate":
             new[name] = state[name][: op[2]]
+        case "rewrite":
+            new[name] = state[name][: op[2]] + op[3]
         case "fork" | "import":
             new[op[2]] = state[name]
         case "rename":
@@ -225,6 +233,8 @@ def run_script(folder: Path, ops: list[Op], files: Files) -> None:
                 opened(name).step(op[2], kind="ask", answer=f"answer {number}")
             case "truncate":
                 opened(name).truncate(op[2])
+            case "rewrite":
+                opened(name).rewrite(op[2], op[3])
             case "fork":
                 open_ones[op[2]] = opened(name).fork(op[2])
             case "rename":
@@ -361,6 +371,8 @@ def check_after(folder: Path, ops: list[Op]) -> Outcome:
         outcome.op = ops[n_done]
         possible.append(after(before, ops[n_done]))
     root = make_root(folder)
+    if any(op[0] == "rewrite" for op in ops):
+        open_once(root)
     found = read_all(root)
     assert found in possible, f"{ops[n_done : n_done + 1]}: {found} is none of {possible}"
     if possible[0] != possible[-1]:
@@ -457,6 +469,13 @@ def kill_often(server: Server, group: str, folder: Path, rng: random.Random, n_k
             tally.outcomes.update(outcome.is_done for outcome in outcomes)
         shutil.rmtree(folder)
     raise AssertionError(f"not every point was met with every outcome: {tally}")
+
+
+def open_once(root: Root) -> None:
+    """Opens every workspace: the index rows of an edit are written after its transaction, and those that are
+    missing are made again."""
+    for item in root.list():
+        Memory(root, item.place).close()
 
 
 def read_all(root: Root) -> State:

@@ -9,6 +9,10 @@
 // The index is a list of chunks of 1 << chunk_shift blocks, float16. A chunk holds, for every scored layer and then
 // every KV head of it, the Mean-K of all its blocks one after the other: [layer][kv head][block of the chunk][d].
 // "mean_offset" of a layer is the sum of n_head_kv * d over the layers before it, in elements.
+//
+// A token index holds, in place of a mean, the raw K of every token of a block in one of ggml's block formats:
+// [KV head][block of the chunk][token][bytes of a row], for a few KV heads. The "head offset" of a KV head is the number
+// of bytes of a block in the heads before it. Blocks have block_tokens tokens; those a block lacks are never read.
 #pragma once
 
 #include <stdint.h>
@@ -23,7 +27,7 @@
 extern "C" {
 #endif
 
-#define KVMEM_KERNELS_ABI 1
+#define KVMEM_KERNELS_ABI 2
 
 enum kvmem_kernels_error {
     KVMEM_KERNELS_OK         = 0,
@@ -42,6 +46,12 @@ enum kvmem_isa {
 enum kvmem_row_type { // the numbers of enum ggml_type
     KVMEM_ROW_F32 = 0,
     KVMEM_ROW_F16 = 1,
+};
+
+enum kvmem_index_type { // the numbers of enum ggml_type
+    KVMEM_INDEX_MEAN_F16    = 1, // one mean for a block
+    KVMEM_INDEX_TOKENS_Q4_0 = 2, // a row for every token; heads of a multiple of 32 dims
+    KVMEM_INDEX_TOKENS_Q8_0 = 8,
 };
 
 KVMEM_KERNELS_API int32_t      kvmem_kernels_abi(void);
@@ -70,12 +80,31 @@ KVMEM_KERNELS_API int32_t kvmem_gather_means(
         int64_t mean_offset, int32_t n_head_kv, int32_t d,
         const int64_t * blocks, int64_t n_blocks, uint16_t * dst);
 
+// ---- token index --------------------------------------------------------------------------------------------------
+
+struct kvmem_token_head {
+    int64_t k_offset;    // bytes from the record's start to the KV head's dims in the first raw K row
+    int64_t k_stride;    // bytes from one token's row to the next
+    int64_t head_offset; // bytes of a block in the index that come before this head's
+    int32_t d;           // a multiple of 32
+};
+
+// Bytes of one token's row of d dims; 0 if d or the type is none of a token index.
+KVMEM_KERNELS_API int64_t kvmem_token_row_bytes(int32_t index_type, int32_t d);
+
+// The first `count` raw K rows of `record`, quantized as ggml does it, become block `row` of `chunk`. A group of 32
+// that holds an infinity or a NaN becomes zeros.
+KVMEM_KERNELS_API int32_t kvmem_token_rows(
+        const struct kvmem_token_head * heads, int32_t n_heads, int32_t row_type,
+        const uint8_t * record, int32_t count, int32_t index_type, int32_t block_tokens,
+        uint8_t * chunk, int32_t chunk_shift, int64_t row);
+
 // ---- block scores -------------------------------------------------------------------------------------------------
 
 struct kvmem_score_layer {
     const float * q;     // [n_query][n_head][d], before RoPE
     double  scale;       // what multiplies q.k before the softmax
-    int64_t mean_offset; // elements, see above
+    int64_t mean_offset; // elements, see above; of a token index: head offset of the only KV head, bytes
     int32_t n_head;      // a multiple of n_head_kv; query head h reads KV head h / (n_head / n_head_kv)
     int32_t n_head_kv;
     int32_t d;
@@ -83,12 +112,16 @@ struct kvmem_score_layer {
 
 struct kvmem_score_args {
     const struct kvmem_score_layer * layers;
-    const uint16_t * const * chunks;
+    const void * const * chunks;
     const int64_t * candidates; // block numbers, strictly ascending
+    const int32_t * counts;     // [n_candidates] tokens of each; only for a token index
     double  * scores;           // out [n_candidates]
     int64_t n_chunks;
     int64_t n_candidates;
-    int64_t tile;               // blocks per softmax tile; 0 = 96. Any value gives the same scores up to rounding
+    int64_t tile;               // blocks per softmax tile; 0 = 96, or 8 of tokens. Any value gives the same scores
+                                // up to rounding
+    int32_t index_type;         // enum kvmem_index_type
+    int32_t block_tokens;       // only for a token index
     int32_t n_layers;
     int32_t n_query;            // tokens, >= 1
     int32_t chunk_shift;
@@ -98,8 +131,11 @@ struct kvmem_score_args {
 
 // score[c] = sum over query tokens, mean over (layer, query head), of the softmax over the candidates of
 // scale * q . Mean-K (Eq. 10 of the paper). One candidate scores exactly n_query.
+// With a token index the softmax runs over the tokens of all candidates, and a block's part is that of its tokens: a
+// block counts as the log-sum-exp of scale * q . k over them.
 // Memory beside the arguments, per thread and at the default tile: 256 bytes x n_candidates of weights, but no more
 // than max(64 MiB, 64 bytes x n_candidates); 16 bytes x n_candidates; 640 bytes x the largest d.
+// A token index takes 2048 bytes x block_tokens more.
 KVMEM_KERNELS_API int32_t kvmem_score(const struct kvmem_score_args * args);
 
 // ---- restore ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ namespace kvmem {
 namespace {
 
 constexpr int64_t default_tile = 96;
+constexpr int64_t default_token_tile = 8; // its logits stay in the L2 cache
 constexpr int64_t weight_bytes = 64 << 20; // of one thread; beyond it fewer rows at a time, which is slower
 constexpr double  log2e = 1.4426950408889634;
 constexpr int64_t work_per_thread = 4 << 20; // multiply-adds that pay for starting a thread
@@ -23,6 +24,25 @@ struct strip_task {
     int32_t n_rows;
 };
 
+bool is_token_index(const kvmem_score_args & a) { return a.index_type != KVMEM_INDEX_MEAN_F16; }
+
+bool valid_tokens(const kvmem_score_args & a) {
+    if (a.block_tokens < 1 || (a.n_candidates > 0 && !a.counts)) {
+        return false;
+    }
+    for (int32_t i = 0; i < a.n_layers; ++i) {
+        if (a.layers[i].n_head_kv != 1 || !kvmem_token_row_bytes(a.index_type, a.layers[i].d)) {
+            return false;
+        }
+    }
+    for (int64_t i = 0; i < a.n_candidates; ++i) {
+        if (a.counts[i] < 1 || a.counts[i] > a.block_tokens) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool valid(const kvmem_score_args & a) {
     if (a.n_layers < 1 || a.n_query < 1 || a.n_threads < 1 || a.n_candidates < 0 || a.n_chunks < 0 || a.tile < 0 ||
         a.chunk_shift < 0 || a.chunk_shift > 30 || !a.layers) {
@@ -33,6 +53,9 @@ bool valid(const kvmem_score_args & a) {
         if (!l.q || l.d < 1 || l.n_head_kv < 1 || l.n_head < 1 || l.n_head % l.n_head_kv || l.mean_offset < 0) {
             return false;
         }
+    }
+    if (is_token_index(a) && !valid_tokens(a)) {
+        return false;
     }
     if (a.n_candidates == 0) {
         return true;
@@ -83,7 +106,9 @@ const strip_kernel & choose_kernel(const kvmem_score_args & a, int isa) {
 void score(const kvmem_score_args & a, int isa) {
     const strip_kernel & kernel = choose_kernel(a, isa);
     const int64_t n = a.n_candidates;
-    const int64_t tile = std::min(a.tile ? a.tile : default_tile, n);
+    const bool tokens = is_token_index(a);
+    const int64_t tile = std::min(a.tile ? a.tile : tokens ? default_token_tile : default_tile, n);
+    const int64_t panel_rows = tokens ? a.block_tokens + panel_spare : panel_blocks;
     const int64_t n_tiles = (n + tile - 1) / tile;
 
     // Fewer rows at a time when there are many candidates, never by the number of threads: the sums' order is fixed.
@@ -98,7 +123,7 @@ void score(const kvmem_score_args & a, int isa) {
         const int64_t rows = rows_per_head(a, l);
         max_d = std::max<int64_t>(max_d, l.d);
         n_rows_total += l.n_head;
-        work += double(rows) * l.n_head_kv * double(l.d) * double(n);
+        work += double(rows) * l.n_head_kv * double(l.d) * double(n) * double(tokens ? a.block_tokens : 1);
         for (int32_t h = 0; h < l.n_head_kv; ++h) {
             // strips of equal size rather than full ones and a remainder
             const int64_t strips = (rows + max_vectors * kernel.lanes - 1) / (max_vectors * kernel.lanes);
@@ -118,10 +143,11 @@ void score(const kvmem_score_args & a, int isa) {
     run_threads(n_threads, [&] {
         const int64_t width = int64_t(max_vectors) * kernel.lanes;
         aligned_array<float> query(size_t(max_d * width));
-        aligned_array<float> panel(size_t(panel_blocks * max_d));
+        aligned_array<float> panel(size_t(panel_rows * max_d));
+        aligned_array<float> logits(size_t(tokens ? tile * a.block_tokens * width : 0));
         aligned_array<float> weights(size_t(n * width));
         aligned_array<float> tiles(size_t(2 * n_tiles * width));
-        std::memset(panel.get(), 0, sizeof(float) * size_t(panel_blocks * max_d)); // read past the last block of a tile
+        std::memset(panel.get(), 0, sizeof(float) * size_t(panel_rows * max_d)); // read past the last row
         for (;;) {
             const int64_t i = next.fetch_add(1);
             if (i >= int64_t(tasks.size())) {
@@ -131,21 +157,26 @@ void score(const kvmem_score_args & a, int isa) {
             strip_args s{};
             s.chunks = a.chunks;
             s.candidates = a.candidates;
+            s.counts = a.counts;
             s.n = n;
             s.tile = tile;
             s.mean_offset = t.layer->mean_offset + int64_t(t.head_kv) * t.layer->d;
             s.chunk_shift = a.chunk_shift;
+            s.index_type = a.index_type;
+            s.block_tokens = a.block_tokens;
+            s.row_bytes = tokens ? kvmem_token_row_bytes(a.index_type, t.layer->d) : 0;
             s.d = t.layer->d;
             s.n_rows = t.n_rows;
             s.n_vectors = (t.n_rows + kernel.lanes - 1) / kernel.lanes;
             s.q = query.get();
             s.panel = panel.get();
+            s.logits = logits.get();
             s.weights = weights.get();
             s.tile_top = tiles.get();
             s.tile_sum = tiles.get() + n_tiles * width;
             pack_query(t, s.n_vectors * kernel.lanes, query.get());
             s.part = total.begin(i);
-            kernel.run(s);
+            (tokens ? kernel.run_tokens : kernel.run)(s);
             total.end(i);
         }
     });

@@ -1,9 +1,11 @@
 // The strip kernel on AVX2 with FMA and F16C.
+#include "kvmem_kernels.h"
 #include "score_strip.h"
 #include "vector_ops.h"
 
 #if KVMEM_X86
 
+#include <cstring>
 #include <immintrin.h>
 
 // Everything above this line is compiled for plain x86-64: a function shared with other files must run anywhere.
@@ -75,7 +77,8 @@ struct avx2 {
 #endif
 
 namespace kvmem {
-const strip_kernel strip_kernel_avx2 = {avx2::lanes, avx2::max_vectors, run_strip<avx2>};
+const strip_kernel strip_kernel_avx2 = {avx2::lanes, avx2::max_vectors, run_strip<avx2, false>,
+                                           run_strip<avx2, true>};
 }
 
 #endif // KVMEM_X86

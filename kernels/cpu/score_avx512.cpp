@@ -1,9 +1,11 @@
 // The strip kernel on AVX-512.
+#include "kvmem_kernels.h"
 #include "score_strip.h"
 #include "vector_ops.h"
 
 #if KVMEM_X86
 
+#include <cstring>
 #include <immintrin.h>
 
 #if !defined(__clang__)
@@ -81,7 +83,8 @@ struct avx512 {
 #endif
 
 namespace kvmem {
-const strip_kernel strip_kernel_avx512 = {avx512::lanes, avx512::max_vectors, run_strip<avx512>};
+const strip_kernel strip_kernel_avx512 = {avx512::lanes, avx512::max_vectors, run_strip<avx512, false>,
+                                           run_strip<avx512, true>};
 }
 
 #endif // KVMEM_X86

@@ -59,7 +59,8 @@ struct portable {
 
 namespace kvmem {
 
-const strip_kernel strip_kernel_portable = {portable::lanes, portable::max_vectors, run_strip<portable>};
+const strip_kernel strip_kernel_portable = {portable::lanes, portable::max_vectors, run_strip<portable, false>,
+                                           run_strip<portable, true>};
 
 const strip_kernel & strip_kernel_for(int isa) {
 #if KVMEM_X86

@@ -11,7 +11,8 @@ template <class S> void widen_panel(const kvmem::strip_args & a, int64_t c0, int
         while (j + run < count && a.candidates[c0 + j + run] == first + run && ((first + run) & in_chunk)) {
             ++run;
         }
-        const uint16_t * means = a.chunks[first >> a.chunk_shift] + head + (first & in_chunk) * a.d;
+        const uint16_t * means =
+            static_cast<const uint16_t *>(a.chunks[first >> a.chunk_shift]) + head + (first & in_chunk) * a.d;
         const int64_t n = run * a.d;
         int64_t i = 0;
         for (; i + S::lanes <= n; i += S::lanes) {
@@ -22,6 +23,43 @@ template <class S> void widen_panel(const kvmem::strip_args & a, int64_t c0, int
         }
         out += n;
         j += run;
+    }
+}
+
+// Rows of ggml's block formats: groups of 32 values with one float16 scale before them.
+inline void unpack_q4_0(const uint8_t * row, int64_t n_groups, float * out) {
+    for (int64_t g = 0; g < n_groups; ++g, row += 18, out += 32) {
+        uint16_t half;
+        std::memcpy(&half, row, 2);
+        const float scale = kvmem::half_to_float(half);
+        for (int i = 0; i < 16; ++i) {
+            out[i] = float(int(row[2 + i] & 15) - 8) * scale;
+            out[i + 16] = float(int(row[2 + i] >> 4) - 8) * scale;
+        }
+    }
+}
+
+inline void unpack_q8_0(const uint8_t * row, int64_t n_groups, float * out) {
+    for (int64_t g = 0; g < n_groups; ++g, row += 34, out += 32) {
+        uint16_t half;
+        std::memcpy(&half, row, 2);
+        const float scale = kvmem::half_to_float(half);
+        for (int i = 0; i < 32; ++i) {
+            out[i] = float(int8_t(row[2 + i])) * scale;
+        }
+    }
+}
+
+inline void unpack_tokens(const kvmem::strip_args & a, int64_t c) {
+    const int64_t number = a.candidates[c], in_chunk = (int64_t(1) << a.chunk_shift) - 1;
+    const int64_t block_bytes = a.block_tokens * a.row_bytes;
+    const uint8_t * rows = static_cast<const uint8_t *>(a.chunks[number >> a.chunk_shift]) +
+                           (a.mean_offset << a.chunk_shift) + (number & in_chunk) * block_bytes;
+    const int64_t n_groups = int64_t(a.counts[c]) * (a.d / 32); // the rows of a block have nothing between them
+    if (a.index_type == KVMEM_INDEX_TOKENS_Q4_0) {
+        unpack_q4_0(rows, n_groups, a.panel);
+    } else {
+        unpack_q8_0(rows, n_groups, a.panel);
     }
 }
 
@@ -114,6 +152,53 @@ template <class S, int NV> struct strip {
         }
     }
 
+    // The same over the tokens of the tile's blocks: a block's weight is the sum of its tokens' weights.
+    static void tile_tokens(
+            const kvmem::strip_args & a, int64_t begin, int64_t end, float * tile_top, float * tile_sum) {
+        vec top[NV];
+        for (int v = 0; v < NV; ++v) {
+            top[v] = S::broadcast(-__builtin_huge_valf());
+        }
+        float * s = a.logits;
+        for (int64_t c = begin; c < end; ++c) {
+            unpack_tokens(a, c);
+            const int count = a.counts[c];
+            for (int j = 0; j < count; j += step, s += step * rows) {
+                if (count - j >= step) {
+                    dot<true>(a.q, a.panel + int64_t(j) * a.d, a.d, step, s, top);
+                } else {
+                    dot<false>(a.q, a.panel + int64_t(j) * a.d, a.d, count - j, s, top);
+                    s -= (step - (count - j)) * rows;
+                }
+            }
+        }
+        vec sum[NV];
+        for (int v = 0; v < NV; ++v) {
+            S::store(tile_top + v * S::lanes, top[v]);
+            sum[v] = S::zero();
+        }
+        s = a.logits;
+        for (int64_t c = begin; c < end; ++c) {
+            vec part[NV];
+            for (int v = 0; v < NV; ++v) {
+                part[v] = S::zero();
+            }
+            for (int j = 0; j < a.counts[c]; ++j, s += rows) {
+                KVMEM_UNROLL
+                for (int v = 0; v < NV; ++v) {
+                    part[v] = S::add(part[v], S::exp2(S::sub(S::load(s + v * S::lanes), top[v])));
+                }
+            }
+            for (int v = 0; v < NV; ++v) {
+                S::store(a.weights + c * rows + v * S::lanes, part[v]);
+                sum[v] = S::add(sum[v], part[v]);
+            }
+        }
+        for (int v = 0; v < NV; ++v) {
+            S::store(tile_sum + v * S::lanes, sum[v]);
+        }
+    }
+
     // tile_top becomes what the weights of the tile are to be multiplied by.
     static void finish_rows(const kvmem::strip_args & a, int64_t n_tiles) {
         alignas(64) float top[rows];
@@ -176,11 +261,17 @@ template <class S, int NV> struct strip {
         }
     }
 
-    static void run(const kvmem::strip_args & a) {
+    template <bool Tokens> static void run(const kvmem::strip_args & a) {
         int64_t n_tiles = 0;
         for (int64_t c = 0; c < a.n; c += a.tile, ++n_tiles) {
             const int64_t end = a.n - c < a.tile ? a.n : c + a.tile;
-            tile(a, c, end, a.tile_top + n_tiles * rows, a.tile_sum + n_tiles * rows);
+            float * const tile_top = a.tile_top + n_tiles * rows;
+            float * const tile_sum = a.tile_sum + n_tiles * rows;
+            if (Tokens) {
+                tile_tokens(a, c, end, tile_top, tile_sum);
+            } else {
+                tile(a, c, end, tile_top, tile_sum);
+            }
         }
         finish_rows(a, n_tiles);
         for (int64_t t = 0; t < n_tiles; ++t) {
@@ -190,11 +281,11 @@ template <class S, int NV> struct strip {
     }
 };
 
-template <class S> void run_strip(const kvmem::strip_args & a) {
+template <class S, bool Tokens> void run_strip(const kvmem::strip_args & a) {
     switch (a.n_vectors) {
-        case 1: strip<S, 1>::run(a); break;
-        case 2: strip<S, 2>::run(a); break;
-        case 3: strip<S, 3>::run(a); break;
-        default: strip<S, S::max_vectors>::run(a); break;
+        case 1: strip<S, 1>::template run<Tokens>(a); break;
+        case 2: strip<S, 2>::template run<Tokens>(a); break;
+        case 3: strip<S, 3>::template run<Tokens>(a); break;
+        default: strip<S, S::max_vectors>::template run<Tokens>(a); break;
     }
 }

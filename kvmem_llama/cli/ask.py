@@ -8,8 +8,8 @@ import typer
 
 from ..errors import Cancelled, KvmemError
 from ..settings import Settings
-from .inputs import Document, from_argument, read_documents
-from .messages import warn
+from .inputs import Document, from_argument, note_repeated, read_documents
+from .messages import note, warn
 from .opening import Chosen, chosen_workspace
 from .parameters import Files, GoOn, ReadOnly, ShowRecall, Workspace
 
@@ -51,6 +51,7 @@ def _answer(
     from .json_lines import JsonPresenter
     from .opening import opened_workspace, sampling_of
     from .output import Presenter, TextPresenter, show
+    from .recall_table import no_recall_line
 
     text = from_argument(question, "the question", warn)
     system = from_argument(settings.system_prompt, "the system prompt", warn)
@@ -58,6 +59,8 @@ def _answer(
         presenter: Presenter = TextPresenter(show_recall=show_recall)
         if as_json:
             presenter = JsonPresenter(None if chosen is None else workspace.stats)
+        if chosen is not None:
+            note_repeated(workspace, documents)
         stream = workspace.ask(
             text,
             [(document.source, document.text) for document in documents],
@@ -65,10 +68,14 @@ def _answer(
             max_tokens=settings.n_predict,
         )
         try:
-            show(stream, presenter)
+            result = show(stream, presenter)
         except KeyboardInterrupt:
             stream.cancel()
             raise Cancelled from None
         except BaseException:
             stream.cancel()  # the reader of standard output went away, or a defect: do not compute on
             raise
+        if show_recall and not as_json and not result.recalls:
+            stats = workspace.stats()
+            if stats.n_tokens <= stats.n_view:
+                note(no_recall_line(stats.n_tokens))

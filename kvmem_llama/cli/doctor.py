@@ -26,13 +26,14 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
 ) -> None:
     """Show what was built, the facts of the model and its memory plan. Loads no model."""
-    report: dict[str, Facts] = {"program": _program()}
+    report: dict[str, Facts] = {"program": _program(), "folders": _folders(settings)}
     failures: list[KvmemError] = []
     sections: list[tuple[str, Callable[[], Facts]]] = [
         ("library", lambda: _library(settings)),
         ("kernels", _kernels),
         ("model", lambda: _model(settings)),
         ("memory", lambda: _memory(settings)),
+        ("search", lambda: _search(settings)),
     ]
     for name, section in sections:
         try:
@@ -62,6 +63,11 @@ def _print(report: dict[str, Facts]) -> None:
 
 def _program() -> Facts:
     return {"kvmem_llama": __version__, "python": sys.version.split()[0], "platform": sys.platform}
+
+
+def _folders(settings: Settings) -> Facts:
+    """Each is made when it is needed first."""
+    return {"workspaces": str(settings.data_path.absolute()), "cache": str(settings.cache_path.absolute())}
 
 
 def _library(settings: Settings) -> Facts:
@@ -96,6 +102,7 @@ def _model(settings: Settings) -> Facts:
     info = _info(settings)
     return {
         "path": str(info.path),
+        "folder": str(info.path.absolute().parent),
         "name": info.name,
         "architecture": info.arch,
         "parameters": info.n_params,
@@ -142,6 +149,29 @@ def _memory(settings: Settings) -> Facts:
         "index_bytes_per_token": round(index),
         "bytes_per_million_tokens": round((record + index) * 1e6),
     }
+
+
+def _search(settings: Settings) -> Facts:
+    """How blocks are found, and what the indexes for it take. That of words depends on the text."""
+    from ..calibration import find
+    from ..memory.channels import NOT_CALIBRATED, Channels
+
+    info = _info(settings)
+    calibration = find(settings, info.fingerprint)
+    channels = Channels.of(settings, calibration)
+    facts: Facts = {
+        "score": settings.score,
+        "channels": " + ".join(f"{name} {share:.2f}" for name, share in channels.shares.items()),
+        "calibration": NOT_CALIBRATED if settings.score == "fused" else "none",
+        "mean_k_bytes_per_token": round(info.cell_bytes(BITS["f16"], 0) / settings.block_size),
+    }
+    if calibration is not None:
+        group = {il: info.n_head // n for il, n in enumerate(info.n_head_kv) if n}
+        heads_kv = {(h.layer, h.head // group[h.layer]) for h in calibration.heads if h.layer in group}
+        facts["calibration"] = f"{len(calibration.heads)} heads of {calibration.model_name}"
+        facts["heads_bytes_per_token"] = round(len(heads_kv) * info.d_k * BITS[calibration.index_type] / 8)
+    used = [facts.get(f"{name}_bytes_per_token", 0) for name in channels.shares]
+    return facts | {"used_bytes_per_token": sum(used)}
 
 
 def _each(values: tuple[int, ...]) -> int | str:

@@ -6,9 +6,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ..errors import InputError
+from .messages import note
+
+if TYPE_CHECKING:
+    from ..workspace import Workspace
 
 STDIN: Final = "-"
 _CHUNK: Final = 1 << 20  # bytes
@@ -34,6 +38,16 @@ def read_documents(files: Sequence[str], warn: Warn, *, stdin: bool) -> list[Doc
         files = [STDIN]
     documents = [_read(name, warn) for name in files]
     return [document for document in documents if document.text]
+
+
+def note_repeated(workspace: Workspace, documents: Sequence[Document]) -> None:
+    """Says which of the texts a workspace holds already: they are about to be read once more."""
+    for document in documents:
+        if workspace.has_read(document.text, document.source):
+            note(
+                f"{document.source} is in this workspace already, word for word; it is read once more. "
+                "Leave it out to ask about what was read."
+            )
 
 
 def from_argument(text: str, name: str, warn: Warn) -> str:

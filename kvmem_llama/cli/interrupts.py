@@ -14,6 +14,10 @@ from typing import Final
 WINDOW: Final = 1.0  # seconds
 
 
+class SecondPress(KeyboardInterrupt):
+    """Ctrl-C came again while the first one was being heeded: the program is to end."""
+
+
 class Interrupts:
     """Remembers when Ctrl-C was last pressed, at the prompt or during an answer."""
 
@@ -30,7 +34,7 @@ class Interrupts:
 
     @contextmanager
     def during(self, act: Callable[[], None]) -> Iterator[None]:
-        """Within: Ctrl-C runs `act` once per press, a second one within the window raises KeyboardInterrupt.
+        """Within: Ctrl-C runs `act` once per press, a second one within the window raises SecondPress.
 
         A plain KeyboardInterrupt would end the iteration over the answer's events, which must go on to their
         end so that the answer is kept.
@@ -38,7 +42,7 @@ class Interrupts:
 
         def pressed(_signal: int, _frame: FrameType | None) -> None:
             if self.second():
-                raise KeyboardInterrupt
+                raise SecondPress
             # Not here: the interrupted code may hold a lock that `act` needs.
             threading.Thread(target=act, name="stop-answer", daemon=True).start()
 

@@ -14,6 +14,8 @@ from ..errors import Cancelled, KvmemError, exit_code
 from ..settings import BY_NAME, Settings
 from . import workspaces
 from .ask import ask
+from .calibrate import OPTIONS as CALIBRATING
+from .calibrate import calibrate
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
@@ -40,6 +42,7 @@ app.command(epilog=_MORE)(command(ask))
 app.command(epilog=_MORE)(command(chat))
 app.command(epilog=_MORE)(command(doctor))
 app.command(epilog=_MORE)(command(recall))
+app.command()(command(calibrate, only=CALIBRATING))
 app.command(epilog=_MORE)(command(demo))
 app.add_typer(workspaces.app, name="workspace")
 

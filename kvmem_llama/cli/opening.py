@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from .. import models
-from ..errors import InvalidOption
-from ..settings import Settings
+from ..errors import InputError, InvalidOption
+from ..settings import BY_NAME, Settings
+from .inputs import Document, read_documents
 from .messages import note, warn
 
 if TYPE_CHECKING:
     from ..engine.sampler import SamplingParams
-    from ..workspace import Workspace
+    from ..workspace import Workspace, WorkspaceEngine
+
+
+_MANY_ROWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +68,76 @@ def chosen_workspace(
 def opened_workspace(settings: Settings, system: str, chosen: Chosen | None = None) -> Iterator[Workspace]:
     """A workspace on a fresh engine; both are closed at the end. chosen: a durable one; None: an empty one.
     Raises KvmemError."""
+    with opened_engine(settings) as engine, workspace_on(engine, settings, system, chosen) as workspace:
+        yield workspace
+
+
+@contextmanager
+def opened_engine(settings: Settings) -> Iterator[WorkspaceEngine]:
+    """A fresh engine, closed at the end. Raises KvmemError."""
     path = models.resolve(settings.model, settings.cache_path, note)
 
     from ..workspace import open_engine  # loads the native libraries: only after the cheap checks
 
-    with (
-        open_engine(path, settings) as engine,
-        engine.workspace(
-            chosen.name if chosen else None,
-            create=chosen is None or not chosen.must_exist,
-            policy=settings.policy,
-            system=system or None,
-            read_only=chosen is not None and chosen.read_only,
-        ) as workspace,
-    ):
-        if settings.n_ctx - workspace.n_view >= settings.block_size:
-            warn(f"-c {settings.n_ctx} is cut to the {workspace.n_view} tokens the model was trained with")
-        if chosen is not None and chosen.read_only:
-            note(f"{chosen.name} is open read-only: nothing of this is kept")
-        yield workspace
+    with open_engine(path, settings) as engine:
+        engine.on_rows = _rows_made
+        yield engine
+
+
+def _rows_made(done: int, n: int) -> None:
+    """An index is made from stored records: with many of them, opening a workspace takes its time."""
+    if not done and n >= _MANY_ROWS:
+        note(f"making the index of {n:,} blocks from what is stored of them; the next time it is there")
+
+
+def workspace_on(
+    engine: WorkspaceEngine, settings: Settings, system: str, chosen: Chosen | None = None
+) -> Workspace:
+    """The workspace `chosen`, or an empty one; says what may surprise. Raises KvmemError."""
+    workspace = engine.workspace(
+        chosen.name if chosen else None,
+        create=chosen is None or not chosen.must_exist,
+        policy=settings.policy,
+        system=system or None,
+        read_only=chosen is not None and chosen.read_only,
+    )
+    if settings.n_ctx - workspace.n_view >= settings.block_size:
+        warn(f"-c {settings.n_ctx} is cut to the {workspace.n_view} tokens the model was trained with")
+    if chosen is not None and chosen.read_only:
+        note(f"{chosen.name} is open read-only: nothing of this is kept")
+    return workspace
 
 
 def sampling_of(settings: Settings, workspace: Workspace) -> SamplingParams:
-    """The sampling options of `settings`, for answers in `workspace`."""
+    """The sampling options of `settings`, for answers in `workspace`. Raises InputError."""
     from ..engine.sampler import SamplingParams
 
-    return SamplingParams.of(settings, workspace.n_view)
+    params = SamplingParams.of(settings, workspace.n_view)
+    grammar = grammar_of(settings)
+    return replace(params, grammar=grammar) if grammar else params
+
+
+def grammar_of(settings: Settings) -> str:
+    """The grammar (GBNF) that answers must follow; empty: none.
+
+    Raises InputError for a file or a schema that cannot be read, InvalidOption if there are several.
+    """
+    given = [name for name in ("grammar", "grammar_file", "json_schema") if getattr(settings, name)]
+    if len(given) > 1:
+        raise InvalidOption(
+            BY_NAME[given[1]].flags[-1], getattr(settings, given[1]), f"there is a {given[0]} already",
+            hint="Give one of --grammar, --grammar-file and --json-schema.",
+        )  # fmt: skip
+    if settings.grammar_file:
+        (document,) = read_documents([settings.grammar_file], warn, stdin=False) or [Document("", "")]
+        return document.text
+    if not settings.json_schema:
+        return settings.grammar
+    try:
+        schema = json.loads(settings.json_schema)
+    except ValueError as error:
+        raise InputError("the JSON schema", str(error), hint="Give a JSON object, for example {}.") from None
+
+    from ..engine.templates import json_schema_to_grammar
+
+    return json_schema_to_grammar(schema)

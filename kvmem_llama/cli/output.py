@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..memory.report import Finished, Progress, Recalled, RecallReport, StepResult, TextPiece
 from .messages import note
-from .progress import ReadingBar
+from .progress import reading_progress
 from .recall_table import recall_lines
 
 if TYPE_CHECKING:
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 # Control characters but newline and tab: recalled or generated text must not drive the terminal.
 _UNSAFE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """`text` without the characters that would drive a terminal."""
+    return text.translate(_UNSAFE)
 
 
 class Presenter(Protocol):
@@ -30,14 +35,19 @@ class Presenter(Protocol):
         """The step ended without a result."""
 
 
-def show(stream: Stream, presenter: Presenter) -> StepResult:
-    """Hands every event of `stream` to `presenter`. Raises what the step raised."""
+def show(stream: Stream, presenter: Presenter, counts: list[Progress] | None = None) -> StepResult:
+    """Hands every event of `stream` to `presenter`. Raises what the step raised.
+
+    counts: takes the progress of the step.
+    """
     presenter.answering = False
     try:
         for event in stream:
             match event:
                 case Progress():
                     presenter.progress(event)
+                    if counts is not None:
+                        counts.append(event)
                 case Recalled():
                     presenter.recalled(event.report)
                 case TextPiece():
@@ -54,11 +64,12 @@ def show(stream: Stream, presenter: Presenter) -> StepResult:
 class TextPresenter:
     """The answer on standard output; everything else on standard error."""
 
-    def __init__(self, *, show_recall: bool) -> None:
+    def __init__(self, *, show_recall: bool, bar: bool = True) -> None:
+        """bar: the progress of a long read is drawn, where both streams are terminals. See progress.py."""
         self.answering = False
-        self._show_recall = show_recall
+        self.show_recall = show_recall
         self._safe = sys.stdout.isatty()
-        self._bar = ReadingBar() if sys.stdout.isatty() and sys.stderr.isatty() else None
+        self._bar = reading_progress(bar=bar)
         self._late: list[RecallReport] = []  # recalls in mid-answer, kept until the answer's last line
         self._mid_line = False
 
@@ -67,7 +78,7 @@ class TextPresenter:
             self._bar.show(event)
 
     def recalled(self, report: RecallReport) -> None:
-        if not self._show_recall:
+        if not self.show_recall:
             return
         if self.answering:
             self._late.append(report)
@@ -75,16 +86,16 @@ class TextPresenter:
             self._print_recall(report)
 
     def text(self, piece: TextPiece) -> None:
-        self._close_bar()
-        text = piece.text.translate(_UNSAFE) if self._safe else piece.text
+        self.close_bar()
+        text = printable(piece.text) if self._safe else piece.text
         if text:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._mid_line = not text.endswith("\n")
 
     def finished(self, result: StepResult) -> None:
-        self._close_bar()
-        self._end_line()
+        self.close_bar()
+        self.end_line()
         for report in self._late:
             self._print_recall(report)
         self._late.clear()
@@ -92,21 +103,21 @@ class TextPresenter:
             note(f"[the answer ends at the limit of {result.n_generated} tokens]")
 
     def interrupted(self) -> None:
-        self._close_bar()
+        self.close_bar()
         self._late.clear()
-        self._end_line()
+        self.end_line()
 
-    def _end_line(self) -> None:
+    def end_line(self) -> None:
         if self._mid_line:
             self._mid_line = False
             sys.stdout.write("\n")
             sys.stdout.flush()
 
     def _print_recall(self, report: RecallReport) -> None:
-        self._close_bar()
+        self.close_bar()
         for line in recall_lines(report):
             note(line)
 
-    def _close_bar(self) -> None:
+    def close_bar(self) -> None:
         if self._bar is not None:
             self._bar.close()

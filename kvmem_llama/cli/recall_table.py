@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ..memory.report import RecalledBlock, RecallReport
@@ -11,8 +11,10 @@ from ..memory.report import RecalledBlock, RecallReport
 if TYPE_CHECKING:
     from ..memory.search import SearchResult
 
-_HEAD: Final = "  rank    score           tokens  view at  why       text"
-_FOUND_HEAD: Final = "  rank           tokens  found by               text"
+_HEAD: Final = (
+    "  rank    score           tokens  view at  why         tier     age  found by                  text"
+)
+_FOUND_HEAD: Final = "  rank    score           tokens  tier     age  found by                  text"
 _MIN_SNIPPET: Final = 24  # characters
 
 
@@ -22,9 +24,11 @@ def recall_lines(report: RecallReport) -> Iterator[str]:
     when = "recall in mid-answer" if report.mid_answer else "recall"
     yield (
         f"{when}: {report.n_selected} of {report.n_candidates} blocks selected, view {report.n_view} tokens"
+        + (f", {report.n_held} of them only because they were before" if report.n_held else "")
         + (", view unchanged" if report.noop else "")
         + f"; score {_ms(times.score_s)}, select {_ms(times.select_s)}, apply {_ms(times.apply_s)},"
-        f" replay {_ms(times.replay_s)}"
+        + (f" refresh {_ms(times.refresh_s)}," if times.refresh_s else "")
+        + f" replay {_ms(times.replay_s)}"
     )
     if not report.blocks:
         return
@@ -33,8 +37,13 @@ def recall_lines(report: RecallReport) -> Iterator[str]:
         yield _block_line(block, _width(_HEAD))
 
 
+def no_recall_line(n_tokens: int) -> str:
+    """What stands in the place of a recall where there was none. n_tokens: of the history."""
+    return f"recall: not needed, the whole history ({n_tokens:,} tokens) is in the view"
+
+
 def found_lines(found: SearchResult) -> Iterator[str]:
-    """Lines without line ends: what a search has found, the best first, with its rank in every channel."""
+    """Lines without line ends: what a search has found, the best first."""
     n = len(found.ranking.candidates)
     yield f"{len(found.blocks)} of {n} blocks that are not in every view anyway"
     if not found.blocks:
@@ -42,8 +51,11 @@ def found_lines(found: SearchResult) -> Iterator[str]:
     yield _FOUND_HEAD
     for rank, block in enumerate(found.blocks, 1):
         tokens = f"{block.start}..{block.start + block.count - 1}"
-        ranks = ", ".join(f"{name} {at}" for name, at in block.ranks.items()) or "-"
-        yield f"  {rank:>4}  {tokens:>15}  {ranks:<21}  {snippet(block.text, _width(_FOUND_HEAD))}"
+        ranks = found_by(block.ranks, block.own)
+        yield (
+            f"  {rank:>4}  {block.score:>7.3g}  {tokens:>15}  {block.tier:<6}  {block.age:>4}  {ranks:<24}"
+            f"  {snippet(block.text, _width(_FOUND_HEAD))}"
+        )
 
 
 def _width(head: str) -> int:
@@ -56,12 +68,26 @@ def _block_line(block: RecalledBlock, width: int) -> str:
     score = "-" if block.score is None else f"{block.score:.3g}"
     tokens = f"{block.start}..{block.start + block.count - 1}"
     text = snippet(block.text, width)
-    return f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {_why(block):<8}  {text}"
+    ranks = found_by(block.channels, block.own)
+    return (
+        f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {_why(block):<10}"
+        f"  {block.tier:<6}  {block.age:>4}  {ranks:<24}  {text}"
+    )
+
+
+def found_by(ranks: Mapping[str, int], own: Mapping[str, int]) -> str:
+    """Ranks by channel; in brackets the rank by the block's own score where its neighbours have changed it,
+    `-` if it has none."""
+    parts = []
+    for name, rank in ranks.items():
+        alone = own.get(name)
+        parts.append(f"{name} {rank}" + ("" if alone == rank else f" ({'-' if alone is None else alone})"))
+    return ", ".join(parts) or "-"
 
 
 def _why(block: RecalledBlock) -> str:
-    """Rows that were lost and computed again are marked."""
-    return f"{block.why}*" if block.recomputed else block.why
+    """With marks for rows that were lost and computed again, blocks that only stay, and refreshed ones."""
+    return block.why + "*" * block.recomputed + "=" * block.held + "~" * block.refreshed
 
 
 def snippet(text: str, width: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ..errors import InputError, KvmemError, StoreFailed
+from ..errors import InputError, KvmemError, StoreError, StoreFailed
 from ..settings import Settings
 from .messages import note
 from .options import command
@@ -66,16 +66,18 @@ def _command(
 @_command("ls", _READS)
 def list_them(settings: Settings, as_json: Json = False) -> None:
     """List the workspaces."""
+    root = _root(settings)
     found: list[dict[str, Any]] = [
         {
             "name": item.row.name if item.row else None,
             "id": item.place.workspace or item.place.family,
             "tokens": item.row.n_tokens if item.row else None,
+            "tokens_read_ahead": _n_ahead(root, item.place) if item.row else None,
             "model": item.binding.model_name if item.binding else None,
             "used": item.row.used if item.row else None,
             "error": str(item.error) if item.error else None,
         }
-        for item in _root(settings).list()
+        for item in root.list()
     ]
     if as_json:
         _emit(workspaces=found)
@@ -84,7 +86,12 @@ def list_them(settings: Settings, as_json: Json = False) -> None:
         note(f"no workspaces in {settings.data_path}")
         return
     rows = [
-        (w["name"] or f"({w['id']})", _count(w["tokens"]), w["model"] or w["error"] or "", _when(w["used"]))
+        (
+            w["name"] or f"({w['id']})",
+            _count(w["tokens"]) + (f" (+{_count(n)} read ahead)" if (n := w["tokens_read_ahead"]) else ""),
+            w["model"] or w["error"] or "",
+            _when(w["used"]),
+        )
         for w in found
     ]
     _table(("name", "tokens", "model", "used"), rows, right=(1,))
@@ -92,9 +99,14 @@ def list_them(settings: Settings, as_json: Json = False) -> None:
 
 @_command("show", _READS)
 def show(settings: Settings, name: Name, as_json: Json = False) -> None:
-    """Show what a workspace holds."""
+    """Show what a workspace holds.
+
+    Tokens read ahead are those of a read that was interrupted: they are on disk, and not read again when the
+    same text is.
+    """
+    from ..store.ahead import n_tokens_ahead
     from ..store.append import workspace_row
-    from ..store.content import iter_blocks, iter_steps
+    from ..store.content import iter_blocks, iter_steps, spans
     from ..store.location import Origin, Tier
     from ..store.tables import PINS
 
@@ -103,19 +115,25 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
     with root.family(place.family, read_only=True) as family, family.catalog.snapshot() as db:
         row = workspace_row(db, place.workspace)
         blocks = list(iter_blocks(db, row.lineage))
+        n_ahead = n_tokens_ahead(db, row.id)
         steps = Counter(step.kind for step in iter_steps(db, row.lineage))
         pins = [[pin.start, pin.end] for pin in PINS.rows(db, "workspace=?", (row.id,), "ORDER BY number")]
         binding, relatives = family.binding, len(family.workspaces()) - 1
+        indexed = family.tokens.describe(spans(db, row.lineage), blocks)
     tiers = Counter(block.tier for block in blocks)
     facts: dict[str, Any] = {
         "name": row.name,
         "id": row.id,
         "tokens": row.n_tokens,
+        "tokens_read_ahead": n_ahead,
         "blocks": len(blocks),
         "blocks_on_disk": tiers[Tier.DISK],
         "blocks_as_tokens": tiers[Tier.TOKENS],
         "blocks_recomputed": sum(block.origin == Origin.RECOMPUTED for block in blocks),
         "record_bytes": tiers[Tier.DISK] * binding.record_nbytes,
+        "read_ahead_bytes": n_ahead // binding.block_size * binding.record_nbytes,
+        "heads_indexed": 0 if indexed is None else len(indexed.heads),
+        "blocks_without_rows_of_heads": 0 if indexed is None else indexed.n_missing,
         "steps": dict(steps),
         "pins": pins,
         "relatives": relatives,
@@ -146,6 +164,35 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
         }
     )
     _table(("", ""), [(key.replace("_", " "), "" if v is None else str(v)) for key, v in shown.items()])
+
+
+@_command("map", _READS)
+def map_it(
+    settings: Settings,
+    name: Name,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="picture that is written; none: text", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw where the blocks of a workspace lie, and how often each was recalled.
+
+    A picture (.png, .svg, .pdf) needs matplotlib.
+    """
+    from .workspace_map import draw, map_lines, map_of
+
+    root = _root(settings)
+    blocks = map_of(root, root.find(name))
+    if file is not None:
+        draw(file, name, blocks)
+    if as_json:
+        _emit(name=name, blocks=[dataclasses.asdict(block) for block in blocks])
+    elif file is not None:
+        note(f"{file}: {len(blocks):,} blocks")
+    else:
+        for line in map_lines(blocks):
+            print(line)
 
 
 @_command("fork")
@@ -332,6 +379,19 @@ def _opened(settings: Settings, name: str) -> Iterator[tuple[Holding, DiskRecord
 def _name_of(root: Root, place: Place) -> str:
     with root.family(place.family, read_only=True) as family:
         return next(row.name for row in family.workspaces() if row.id == place.workspace)
+
+
+def _n_ahead(root: Root, place: Place) -> int:
+    """Tokens read ahead; what cannot be read is told by the list itself."""
+    from ..store.ahead import n_tokens_ahead
+
+    with (
+        contextlib.suppress(StoreError),
+        root.family(place.family, read_only=True) as family,
+        family.catalog.snapshot() as db,
+    ):
+        return n_tokens_ahead(db, place.workspace)
+    return 0
 
 
 def _emit(**fields: Any) -> None:

@@ -119,6 +119,17 @@ class ChatTemplate:
                 spans.append((start - offset, end - offset))
         return Turn(text, tuple(sorted(spans)))
 
+    def around(self) -> tuple[str, str]:
+        """What always comes right before and right after the content of a user message that is answered."""
+        marked, mark = _marked([Message("user", "")], 0)
+        earlier = [Message("user", "?"), Message("assistant", "?")]
+        first, _, after = self.render(marked, add_assistant=True).partition(mark)
+        later = self.render([*earlier, *marked], add_assistant=True).partition(mark)[0]
+        n = 0
+        while n < min(len(first), len(later)) and first[-1 - n] == later[-1 - n]:
+            n += 1
+        return first[len(first) - n :], after
+
     def _after_answer(
         self, history: str, messages: Sequence[Message], answer: int, closed: bool | None
     ) -> str:

@@ -27,6 +27,7 @@ class EngineCore:
     n_view: int  # budget of the execution view, tokens
     kernels: Any = None  # native.kernels, handed through for the layers above
     scorer: Any = None  # memory.scoring.BlockScorer, set by the layers above; the engine never calls it
+    calibration: Any = None  # calibration.Calibration of the model, if there is one; set likewise
     current_task: Task[Any] | None = None  # the task whose generator runs right now
 
     def emit(self, task: Task[Any], event: object) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import InvalidOption
 from ..native.library import import_binding
 from ..settings import Settings
+from .grammar import AnswerGrammar, Constraint, ReasoningLimit
 from .requests import F32
 from .vocab import Vocab
 
@@ -34,7 +35,8 @@ class SamplingParams:
     repeat_last_n: int = 64  # tokens; 0: off
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    grammar: str = ""  # GBNF; empty: none
+    grammar: str | AnswerGrammar = ""  # GBNF; empty: none
+    reasoning: ReasoningLimit | None = None
 
     @classmethod
     def of(cls, settings: Settings, n_view: int) -> SamplingParams:
@@ -63,7 +65,8 @@ class Sampler:
     """
 
     def __init__(self, vocab: Vocab, params: SamplingParams) -> None:
-        """Raises InvalidOption for a penalty that llama.cpp refuses or a grammar it cannot parse."""
+        """Raises InvalidOption for a penalty that llama.cpp refuses or a grammar it cannot parse,
+        LibraryMissing or LibraryMismatch if a grammar is wanted and libkvmem_chat is not there."""
         llama: Any = import_binding()
         self._llama = llama
         if params.repeat_penalty <= 0:
@@ -71,21 +74,16 @@ class Sampler:
         drawn = params.seed in (-1, llama.LLAMA_DEFAULT_SEED)  # both mean "random" to llama.cpp's users
         self.seed = secrets.randbits(31) if drawn else params.seed
         self._chain: Any = None
-        self._grammar: Any = None
-        if params.grammar:
-            text = params.grammar.encode("utf-8")
-            self._grammar = llama.llama_sampler_init_grammar(vocab.pointer, text, b"root")
-            if not self._grammar:
-                raise InvalidOption(
-                    "grammar",
-                    params.grammar[:60],
-                    "llama.cpp cannot parse it",
-                    hint="It must be GBNF with a root.",
-                )
+        grammar = params.grammar or None
+        if isinstance(grammar, str):
+            grammar = AnswerGrammar(grammar)
+        self._constraint: Constraint | None = None
+        if grammar or params.reasoning:
+            self._constraint = Constraint(vocab, grammar, params.reasoning)
         self._chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         for part in _parts(llama, vocab, params, self.seed):
             llama.llama_sampler_chain_add(self._chain, part)  # the chain owns it from here on
-        self._is_argmax = params.temp <= 0 and not params.has_penalties and self._grammar is None
+        self._is_argmax = params.temp <= 0 and not params.has_penalties and self._constraint is None
         self._candidates = np.empty(vocab.n_tokens, dtype=_CANDIDATE)
         self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
 
@@ -93,17 +91,28 @@ class Sampler:
         """Token chosen from `logits`, [n_vocab], which are left as they are. Call `accept` with it next."""
         if self._is_argmax:
             return int(logits.argmax())  # as the greedy sampler does: the first of equals
-        token = self._apply(logits, grammar=False)
+        array = self._array(self._fill(logits))
+        constraint = self._constraint
+        if constraint is None:
+            return self._apply(array)
+        constraint.force(ctypes.byref(array))
+        token = self._apply(array)
         # A grammar over the whole vocabulary is slow: it is asked about the choice first, as in llama.cpp's
         # common/sampling.cpp, and applied to all only if it refuses.
-        if self._grammar is None or self._allowed(token):
+        if constraint.is_waiting or self._allowed(constraint, token):
             return token
-        return self._apply(logits, grammar=True)
+        array = self._array(self._fill(logits))
+        constraint.force(ctypes.byref(array))
+        constraint.restrict(ctypes.byref(array))
+        return self._apply(array)
 
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """Tells penalties and grammar of a token; generated=False: one of the prompt, outside the grammar."""
-        if self._grammar is not None and generated:
-            self._llama.llama_sampler_accept(self._grammar, token)
+        """Tells penalties and grammar of a token; generated=False: one of the prompt, outside the grammar.
+
+        Raises OutputMismatch if the grammar has no place for it; the answer must end then.
+        """
+        if self._constraint is not None and generated:
+            self._constraint.accept(token)
         self._llama.llama_sampler_accept(self._chain, token)
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
@@ -114,30 +123,31 @@ class Sampler:
     def reset(self) -> None:
         """Back to the state after construction, random numbers included."""
         self._llama.llama_sampler_reset(self._chain)
-        if self._grammar is not None:
-            self._llama.llama_sampler_reset(self._grammar)
+        if self._constraint is not None:
+            self._constraint.reset()
 
     def close(self) -> None:
         """Frees the samplers. Idempotent."""
-        for pointer in (self._chain, self._grammar):
-            if pointer:
-                self._llama.llama_sampler_free(pointer)
-        self._chain = self._grammar = None
+        chain, self._chain = self._chain, None
+        if chain:
+            self._llama.llama_sampler_free(chain)
+        if self._constraint is not None:
+            self._constraint.close()
 
-    def _apply(self, logits: F32, *, grammar: bool) -> int:
+    def _fill(self, logits: F32) -> Any:
         candidates = self._candidates
         candidates["id"] = self._ids  # the samplers reorder and cut the array
         candidates["logit"] = logits
-        array = self._array(candidates)
-        if grammar:
-            self._llama.llama_sampler_apply(self._grammar, ctypes.byref(array))
+        return candidates
+
+    def _apply(self, array: Any) -> int:
         self._llama.llama_sampler_apply(self._chain, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
-    def _allowed(self, token: int) -> bool:
+    def _allowed(self, constraint: Constraint, token: int) -> bool:
         one = np.zeros(1, dtype=_CANDIDATE)
         one["id"], one["logit"] = token, 1.0
-        self._llama.llama_sampler_apply(self._grammar, ctypes.byref(self._array(one)))
+        constraint.restrict(ctypes.byref(self._array(one)))
         return bool(np.isfinite(one["logit"][0]))
 
     def _array(self, candidates: Any) -> Any:

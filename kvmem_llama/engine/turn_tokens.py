@@ -40,6 +40,31 @@ def tokenize_turn(
     starts, ends, total = _extents(vocab, tokens, n_front)
     if total != len(data):
         tokens, starts, ends = _piecewise(vocab, data, edges, tokens[:n_front])
+    return _marked(vocab, tokens, starts, ends, edges, n_front)
+
+
+def mark_tokens(vocab: Vocab, text: str, spans: Sequence[tuple[int, int]], tokens: I32) -> TurnTokens | None:
+    """As `tokenize_turn`, where the tokens of `text` are known; None if they do not add up to it. The first
+    may be a BOS that stands for no byte of the text."""
+    data = text.encode("utf-8", errors="replace")
+    starts, ends, total = _extents(vocab, tokens, 0)
+    n_front = 0
+    if total != len(data) and vocab.add_bos and len(tokens) and int(tokens[0]) == vocab.bos:
+        n_front = 1
+        starts, ends, total = _extents(vocab, tokens, n_front)
+    if total != len(data):
+        return None
+    return _marked(vocab, tokens, starts, ends, _byte_edges(text, spans), n_front)
+
+
+def _marked(
+    vocab: Vocab,
+    tokens: I32,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    edges: Sequence[tuple[int, int]],
+    n_front: int,
+) -> TurnTokens:
     inside = np.zeros(len(tokens), dtype=np.bool_)
     for first, last in edges:
         inside |= (starts >= first) & (ends <= last)

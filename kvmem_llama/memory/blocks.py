@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvmem_llama.store.location import Origin
 from kvmem_llama.store.records import RecordRef
 
 from .positions import TokenPos
@@ -17,6 +18,7 @@ class Block:
     start: TokenPos
     count: int
     ref: RecordRef
+    origin: Origin = Origin.READ  # how its rows came to be; CARRIED if only some of them were
 
     @property
     def end(self) -> TokenPos:

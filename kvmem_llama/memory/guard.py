@@ -19,6 +19,7 @@ def provisional(session: Session, keep_until: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        session.selected = frozenset()
         undo(session, keep_until, error)
         raise
 

@@ -1,4 +1,4 @@
-"""One history: token ids, blocks, Mean-K index and the rows being written. What a step adds stays provisional
+"""One history: token ids, blocks, indexes and the rows being written. What a step adds stays provisional
 until `commit`; `rollback` restores the last commit."""
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from kvmem_llama.engine.cells import Cells
-from kvmem_llama.errors import RecordDamaged, WorkspaceError
-from kvmem_llama.native.layout import I32
+from kvmem_llama.errors import RecordDamaged, StoreError, WorkspaceError
+from kvmem_llama.native.layout import I32, U8
+from kvmem_llama.store.location import Origin
 from kvmem_llama.store.records import BlockStore, NotStored, Record, RecordRef
 from kvmem_llama.store.steps import Restored, StepFacts
 
 from .blocks import Block, BlockTable
 from .canonical import floor_to, parts_of
-from .index import MeanKIndex
+from .indexes import Indexes
 from .ledger import Ledger
 from .orphans import Orphans
+from .past_steps import PastSteps
 from .ports import RowSource
 from .positions import TokenPos
 from .tail import OpenTail
@@ -29,14 +31,14 @@ from .texts import BlockTexts
 class History:
     """Tokens 0 .. n_tokens-1; the first `n_committed` are those of finished steps.
 
-    The table and the index hold complete blocks as soon as their rows are final, and a partial last block
+    The table and the indexes hold complete blocks as soon as their rows are final, and a partial last block
     after a commit. The record of a partial block is immutable: it is copied when tokens are added.
     """
 
     def __init__(
         self,
         store: BlockStore,
-        index: MeanKIndex,
+        indexes: Indexes,
         texts: BlockTexts,
         block: int,
         record_nbytes: int,
@@ -49,12 +51,13 @@ class History:
         no_rows: names a new record of the store in the tokens tier; None: the store has none."""
         self.store = store
         self.ledger = ledger
-        self.index = index
+        self.indexes = indexes
         self.texts = texts
         self.block = block
         self.table = BlockTable(block)
         self.orphans = Orphans(store)
         self.pins: list[tuple[int, int]] = []
+        self.steps = PastSteps()
         self.n_committed = 0
         self._record_nbytes = record_nbytes
         self._n_sink = n_sink
@@ -64,17 +67,20 @@ class History:
         # The committed partial block and its record, once a longer one took its place.
         self._replaced: tuple[Block, Record] | None = None
         self._last: Record | None = None  # of the committed partial block, once it was opened
+        self._carried: set[int] = set()  # first tokens of open blocks that hold rows of another history
+        # The next commit takes the place of what the journal knows after this many tokens. See `draft`.
+        self._rewrites: int | None = None
         self.recomputed: dict[int, Record] = {}  # by first token; of blocks that are about to be used
-        self.unscored: list[int] = []  # blocks without a row of the index, until they are computed again
+        self.unscored: list[int] = []  # blocks without a Mean-K, until they are computed again
 
     def restore(self, restored: Restored) -> None:
         """An empty history becomes the one that was stored. No record is read."""
         self.extend(restored.tokens)
         for block in restored.blocks:
-            self.table.append(Block(TokenPos(block.start), block.count, block.ref))
-        self.index.restore(restored.chunks, restored.counts)
-        self.unscored = list(restored.unscored)
+            self.table.append(Block(TokenPos(block.start), block.count, block.ref, block.origin))
+        self._restore_indexes(restored)
         self.n_committed = self.n_tokens
+        self.steps = PastSteps.restored(restored.steps)
         self.pins = list(restored.pins)
         self.store.pin(list(self._wanted()))
         ahead = [
@@ -111,16 +117,31 @@ class History:
             self._open(floor_to(self.block, part.start))
         self._tail.stage(hooks, start, rows, cells)
 
+    def carry(self, start: int, count: int, fill: Callable[[Record], None]) -> None:
+        """The tokens start .. start+count-1, all in one block, get rows that were computed elsewhere, final
+        at once. fill: writes them into the block's working record."""
+        first = floor_to(self.block, start)
+        self._open(first)
+        fill(self._tail.rows(first))
+        self._carried.add(first)
+        self.complete(start + count)
+
+    def is_carried(self, start: int) -> bool:
+        """Rows of the block at token `start` were taken over from another history."""
+        block = self.table.at(start)
+        return start in self._carried or (block is not None and block.origin == Origin.CARRIED)
+
     def complete(self, end: int) -> None:
-        """The rows of all tokens before `end` are final: complete blocks go to the store and the index."""
+        """The rows of all tokens before `end` are final: complete blocks go to the store and the indexes."""
         for start in range(self.table.n_complete * self.block, floor_to(self.block, end), self.block):
             self._put(start, self.block)
 
     def read(self, end: int) -> None:
         """The tokens before `end` are read: as `complete`; a long read is made durable on the way."""
         self.complete(end)
-        if self.ledger is not None:
+        if self.ledger is not None and self._rewrites is None:
             first = self.n_committed // self.block
+            self.texts.prepare(self.tokens, first, self.table.n_complete)
             self.ledger.read(self.table.n_complete - first, lambda n: self._since(first + n, complete=True))
 
     def rows(self, start: int) -> Record:
@@ -179,13 +200,23 @@ class History:
             self._put(start, self.n_tokens - start)
         if self.ledger is not None:
             first = self._n_kept
-            self.ledger.commit(self.tokens(self.n_committed), self._since(first), step)
+            if self._rewrites is not None and self._rewrites % self.block and self._replaced is None:
+                first = self._n_kept - 1  # the journal knows it only as part of a longer one
+                last = self.table[first]
+                self.ledger.listed(last, self.rows(last.start))
+            rows, words = self._token_rows(first), self.texts.make(self.tokens, first, self.n_complete)
+            ids, added = self.tokens(self.n_committed), self._since(first)
+            self.ledger.commit(ids, added, step, rows, words, rewrites=self._rewrites)
+            self.texts.kept()
+        self._rewrites = None
         if self._replaced is not None:
             self.store.free(self._replaced[0].ref)
             self._replaced = None
         self.recomputed.clear()
+        self._carried.clear()
         if self.n_tokens != self.n_committed:
             self.orphans.clear()
+            self.steps.add(self.n_tokens, "{}" if step is None else step.options)
         self.n_committed = self.n_tokens
 
     def rollback(self, keep_until: int) -> None:
@@ -198,7 +229,7 @@ class History:
                 run.append((block, self.tokens(block.start, block.end)))
             else:
                 self.store.free(block.ref)
-        self.index.truncate(kept)
+        self.indexes.truncate(kept)
         self.texts.drop_from(self.n_committed // self.block)
         if self._replaced is not None:
             self._list(*self._replaced)
@@ -206,12 +237,14 @@ class History:
         self.orphans.put(run)
         self.recomputed.clear()
         self._tail.drop_from(0)
+        self._carried.clear()
         self._last = None
         del self._tokens[self.n_committed :]
         if self.ledger is not None:
             try:
                 with contextlib.suppress(WorkspaceError):  # then they are read again after a restart
-                    self.ledger.read(len(run), lambda n: iter(run[n:]), is_end=True)
+                    if self._rewrites is None:
+                        self.ledger.read(len(run), lambda n: iter(run[n:]), is_end=True)
             finally:
                 self.ledger.forget()
                 self.orphans.drop_stuck()
@@ -236,7 +269,7 @@ class History:
             if self.ledger is not None:
                 self.ledger.unlisted(gone)
             self.store.free(gone.ref)
-        self.index.truncate(len(self.table))
+        self.indexes.truncate(len(self.table))
         self.texts.drop_from(n_tokens // self.block)
         self._tail.drop_from(n_tokens)
         del self._tokens[n_tokens:]
@@ -259,14 +292,15 @@ class History:
                     raise
             for gone in self.table.truncate(start // self.block):
                 self.store.free(gone.ref)
-            self.index.truncate(len(self.table))
+            self.indexes.truncate(len(self.table))
             self.texts.drop_from(n_tokens // self.block)
             self.unscored = [number for number in self.unscored if number < len(self.table)]
             if tail is not None and record is not None:
                 self.table.append(tail)
                 self.store.pin([tail.ref])
-                self.index.append(record, tail.count)
+                self.indexes.append(record, tail.count)
             del self._tokens[n_tokens:]
+            self.steps.truncate(n_tokens)
             self.n_committed = n_tokens
         self.pins = [(start, min(end, n_tokens)) for start, end in self.pins if start < n_tokens]
         self.orphans.clear()
@@ -281,6 +315,34 @@ class History:
         after = self._wanted()
         self.store.pin(list(before - after), False)
         self.store.pin(list(after))
+
+    def recompute(self, start: int, record: Record) -> None:
+        """The rows of the block at token `start` were lost, and are computed again: until they have been used
+        they are in `recomputed`. Index rows that are still there stay: what is found must not depend on which
+        blocks fell when. Those that are missing are made of the new rows."""
+        block = self.table.at(start)
+        assert block is not None
+        number = start // self.block
+        self.recomputed[start] = record
+        missing = self.indexes.missing(number, unscored=number in self.unscored)
+        for index in missing:
+            index.replace(number, record, block.count)
+        if number in self.unscored:
+            self.unscored.remove(number)
+        with contextlib.suppress(StoreError):  # it is used now, and computed again when it is wanted again
+            self.store.restore(block.ref, record)
+            # It knows of no others; of a draft, not the one that was cut.
+            is_known = block.end <= self.n_committed and (self._rewrites is None or block.count == self.block)
+            if self.ledger is not None and is_known:
+                mean_k, tokens = self.indexes.mean_k in missing, self.indexes.tokens in missing
+                self.ledger.recomputed(block, record, mean_k=mean_k, tokens=tokens)
+
+    @property
+    def n_without_rows(self) -> int:
+        """Blocks that the token index has no row of: their records were lost before it was made. They are not
+        found by it until they are computed again."""
+        index = self.indexes.tokens
+        return 0 if index is None else int((index.counts == 0).sum())
 
     # -- records that are used
 
@@ -305,26 +367,14 @@ class History:
     def fork(self) -> History:
         """A history with the same committed tokens: full blocks are shared, the partial one is copied. It
         ends with the process."""
-        other = History(
-            self.store,
-            self.index.fork(),
-            self.texts.fork(),
-            self.block,
-            self._record_nbytes,
-            n_sink=self._n_sink,
-            no_rows=self._no_rows,
-        )
-        other._tokens = self._tokens[:]
-        other.n_committed = self.n_committed
-        other.pins = list(self.pins)
-        other.table = self.table.fork()
-        for block in other.table:
-            if block.count == self.block:
-                self.store.share(block.ref)
-            else:
-                ref = self.store.put(self.store.get(block.ref).copy())
-                self.store.pin([ref])
-                other.table.replace_last(Block(block.start, block.count, ref))
+        return self._copy(self.n_committed, None)
+
+    def draft(self, n_tokens: int) -> History:
+        """A history of the first `n_tokens` committed tokens, whose first commit takes the place of this
+        history, in one transaction where it is durable. Until then nothing is written, and this one stays as
+        it is; it must not be changed in between. Close the one that is not needed any more."""
+        other = self._copy(n_tokens, self.ledger)
+        other._rewrites = n_tokens
         return other
 
     def close(self) -> None:
@@ -332,11 +382,59 @@ class History:
         self.orphans.clear()
         for block in self.table.truncate(0):
             self.store.free(block.ref)
-        self.index.truncate(0)
+        self.indexes.truncate(0)
         self.texts.close()
         self._tail.drop_from(0)
 
     # -- private
+
+    def _copy(self, n_tokens: int, ledger: Ledger | None) -> History:
+        """The first `n_tokens` committed tokens, their complete blocks shared."""
+        n_blocks, count = divmod(n_tokens, self.block)
+        tail, record = self._cut_block(n_blocks * self.block, count) if count else (None, None)
+        other = History(
+            self.store,
+            self.indexes.fork(),
+            self.texts.fork(),
+            self.block,
+            self._record_nbytes,
+            ledger,
+            n_sink=self._n_sink,
+            no_rows=self._no_rows,
+        )
+        other._tokens = self._tokens[:n_tokens]
+        other.n_committed = n_tokens
+        other.pins = [(start, min(end, n_tokens)) for start, end in self.pins if start < n_tokens]
+        other.steps = self.steps.fork()
+        other.steps.truncate(n_tokens)
+        other.unscored = [number for number in self.unscored if number < n_blocks]
+        other.table = self.table.fork()
+        other.table.truncate(n_blocks)
+        other.indexes.truncate(n_blocks)
+        other.texts.drop_from(n_blocks)
+        for block in other.table:
+            self.store.share(block.ref)
+        if tail is not None and record is not None:
+            other.table.append(tail)
+            self.store.pin([tail.ref])
+            other.indexes.append(record, tail.count)
+        return other
+
+    def _restore_indexes(self, restored: Restored) -> None:
+        if self.indexes.mean_k is not None:
+            self.indexes.mean_k.restore(restored.chunks, restored.counts)
+            self.unscored = list(restored.unscored)
+        if self.indexes.tokens is not None:
+            counts = restored.counts.copy()
+            counts[restored.tokens_missing] = 0
+            self.indexes.tokens.restore(restored.token_chunks, counts)
+
+    def _token_rows(self, first: int) -> U8 | None:
+        """Rows of the token index from block `first` on: [n, bytes of a row]; None without one."""
+        index = self.indexes.tokens
+        if index is None or first == len(index):
+            return None
+        return np.stack([index.row(number) for number in range(first, len(index))])
 
     @property
     def _n_kept(self) -> int:
@@ -384,8 +482,8 @@ class History:
                 raise
             # Its mean is not right, either; but a partial block is never a candidate.
             no_rows = np.zeros(self._record_nbytes, np.uint8)
-            return Block(TokenPos(start), count, self._no_rows()), no_rows
-        return Block(TokenPos(start), count, self.store.put(record)), record
+            return Block(TokenPos(start), count, self._no_rows(), old.origin), no_rows
+        return Block(TokenPos(start), count, self.store.put(record), old.origin), record
 
     def _open(self, start: int) -> None:
         if start in self._tail:
@@ -399,25 +497,27 @@ class History:
     def _put(self, start: int, count: int) -> None:
         record = self._tail.take(start)
         ref = self.store.put(record)
+        origin = Origin.CARRIED if self.is_carried(start) else Origin.READ
+        self._carried.discard(start)
         try:
-            self._list(Block(TokenPos(start), count, ref), record)
+            self._list(Block(TokenPos(start), count, ref, origin), record)
         except BaseException:
             self.store.free(ref)
             raise
 
     def _list(self, block: Block, record: Record) -> None:
-        """The one place where a new block enters the table and its mean enters the index."""
+        """The one place where a new block enters the table, and its rows enter the indexes."""
         if self._is_wanted(block):
             self.store.pin([block.ref])
         last = self.table.at(block.start)
         if last is None:
             self.table.append(block)
-            self.index.append(record, block.count)
+            self.indexes.append(record, block.count)
         else:
             self._replaced = (last, self.rows(last.start) if self._last is None else self._last)
             self._last = None
             self.table.replace_last(block)
-            self.index.replace_last(record, block.count)
+            self.indexes.replace_last(record, block.count)
             self.recomputed.pop(block.start, None)  # those of the block that was there
         if self.ledger is not None:
             self.ledger.listed(block, record)

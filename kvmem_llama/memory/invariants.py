@@ -22,7 +22,8 @@ def check_history(session: Session) -> None:
     assert table.n_tokens == history.n_tokens == history.n_committed, (
         "the table does not end with the history"
     )
-    assert len(history.index) == len(table), f"{len(history.index)} rows of the index, {len(table)} blocks"
+    for index in history.indexes:
+        assert len(index) == len(table), f"{len(index)} rows of an index, {len(table)} blocks"
     for number, block in enumerate(table):
         assert block.start == number * history.block
         assert store.refcount(block.ref) > 0, f"the record of block {number} is gone"
@@ -35,6 +36,7 @@ def check_view(session: Session) -> None:
     assert view.n_tokens == sum(r.part.count for r in residents)
     assert view.n_tokens <= budget.n_view, f"{view.n_tokens} tokens in a view of {budget.n_view}"
     assert view.slack.n_tokens <= budget.n_slack
+    assert not any(entry.resident.refreshed for entry in view.slack), "hidden rows that are on no record"
     for before, after in pairwise(residents):
         assert before.part.end <= after.part.start, "parts overlap"
         assert before.part.count == budget.block, f"a gap in the block at {before.part.start}"

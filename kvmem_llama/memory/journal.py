@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvmem_llama.native.layout import I32
+from kvmem_llama.native.layout import I32, U8
 from kvmem_llama.store.index_file import F16
 from kvmem_llama.store.records import RecordRef
 from kvmem_llama.store.steps import NewBlock, ReadBlock, StepFacts
@@ -31,27 +31,41 @@ class Journal(Protocol):
         means: F16,
         step: StepFacts | None,
         recalled: Sequence[tuple[int, RecordRef]] = (),
+        token_rows: U8 | None = None,
+        *,
+        rewrites: int | None = None,
     ) -> None:
-        """A step is finished: the head moves by the token ids `ids`.
+        """A step is finished: the head moves by the token ids `ids`. rewrites: it moves back to this many
+        tokens before, in the same transaction; a partial last block of theirs is the first of `blocks`.
 
         blocks: added since the last commit, in order; the first may take the place of a partial last block.
         means: their rows of the index, [n_blocks, elements of all full-attention layers]. recalled: (number,
-        record) of the blocks that the step's recalls selected, each once. Blocks read ahead that are not
-        among `blocks` are forgotten.
+        record) of the blocks that the step's recalls selected, each once. token_rows: rows of the blocks in
+        the token index, [n_blocks, bytes of a row], if there is one. Blocks read ahead that are not among
+        `blocks` are forgotten.
         """
         ...
 
-    def truncate(self, n_tokens: int, tail: NewBlock | None = None, mean: F16 | None = None) -> None:
+    def truncate(
+        self,
+        n_tokens: int,
+        tail: NewBlock | None = None,
+        mean: F16 | None = None,
+        token_row: U8 | None = None,
+    ) -> None:
         """Only the first `n_tokens` tokens stay. tail: the partial last block with a record of its own, if
-        there is one; mean: its row of the index. Blocks read ahead are forgotten."""
+        there is one; mean, token_row: its rows of the indexes. Blocks read ahead are forgotten."""
         ...
 
     def pin(self, pins: Sequence[tuple[int, int]]) -> None:
         """The pins are these token ranges [start, end) from now on."""
         ...
 
-    def recomputed(self, number: int, ref: RecordRef) -> None:
-        """The record of a block was lost, and has been computed again under the same reference."""
+    def recomputed(
+        self, number: int, ref: RecordRef, mean: F16 | None = None, token_row: U8 | None = None
+    ) -> None:
+        """The record of a block was lost, and has been computed again under the same reference. mean,
+        token_row: its rows of the indexes, where these were lost, too."""
         ...
 
     def close(self) -> None:
@@ -72,16 +86,27 @@ class NoJournal:
         means: F16,
         step: StepFacts | None,
         recalled: Sequence[tuple[int, RecordRef]] = (),
+        token_rows: U8 | None = None,
+        *,
+        rewrites: int | None = None,
     ) -> None:
         pass
 
-    def truncate(self, n_tokens: int, tail: NewBlock | None = None, mean: F16 | None = None) -> None:
+    def truncate(
+        self,
+        n_tokens: int,
+        tail: NewBlock | None = None,
+        mean: F16 | None = None,
+        token_row: U8 | None = None,
+    ) -> None:
         pass
 
     def pin(self, pins: Sequence[tuple[int, int]]) -> None:
         pass
 
-    def recomputed(self, number: int, ref: RecordRef) -> None:
+    def recomputed(
+        self, number: int, ref: RecordRef, mean: F16 | None = None, token_row: U8 | None = None
+    ) -> None:
         pass
 
     def close(self) -> None:

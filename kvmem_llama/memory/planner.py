@@ -45,6 +45,7 @@ class Resident:
     position: ViewPos
     cells: Cells  # [count]
     moves: int = 0  # times K was rotated in place since it was computed or rebuilt
+    refreshed: bool = False  # evaluated anew in the view: its rows are not those of its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def plan(
     """The cheapest way from `residents` (in view order) to `target`.
 
     ref: stored record of the complete block at a token; a hidden block counts only if it holds that record.
+    A refreshed block never stays: what a target means by a block is its record.
     rebuild: nothing may stay that was, or would be, moved in place (the canonical view).
     """
     if rules.exact:
@@ -111,7 +113,7 @@ def plan(
         is_hidden = found is None
         if found is None and (entry := hidden(start)) is not None and entry.ref == ref(start):
             found = entry.resident
-        if not rules.reuse or found is None or found.part != placed.part:
+        if not rules.reuse or found is None or found.refreshed or found.part != placed.part:
             write.append(placed)
             continue
         moves = found.moves + (found.position != placed.position)
@@ -135,6 +137,7 @@ def _plan_exact(residents: Sequence[Resident], target: Sequence[Placed], rules: 
     for resident, placed in zip(residents, target, strict=False):
         ascending = [highest, *resident.cells.tolist()]
         same = (resident.part, resident.position, resident.moves) == (placed.part, placed.position, 0)
+        same = same and not resident.refreshed
         if not rules.reuse or not same or ascending != sorted(set(ascending)):
             break
         n_keep, highest = n_keep + 1, ascending[-1]

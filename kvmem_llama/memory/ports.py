@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from kvmem_llama.engine.cells import Cells
@@ -16,8 +16,9 @@ class RowSource(Protocol):
         """Raw K of capture rows and V of cells -> record slots slot0, slot0+1, ..."""
         ...
 
-    def read_q(self, rows: I32) -> list[F32]:
-        """Raw Q of capture rows, per full-attention layer [n, n_head, d_k]."""
+    def read_q(self, rows: I32, layers: Collection[int] | None = None) -> list[F32]:
+        """Raw Q of capture rows, per full-attention layer [n, n_head, d_k]. layers: numbers of those that are
+        wanted; None: all."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,9 @@ from kvmem_llama.errors import InputError, InvalidOption
 from kvmem_llama.native.layout import I32
 from kvmem_llama.settings import Settings
 
+I64 = NDArray[np.int64]
+
+_GAP: Final = 32  # tokens; texts with less between them count as one
 _HINT: Final = "Give a flat sequence of token ids of this model."
 
 
@@ -29,6 +32,7 @@ class StepRequest:
     max_tokens: int = -1  # of the answer; -1: no limit
     stop: Sequence[str] = ()
     kind: str = "step"  # what a durable workspace remembers it as; 'ask': a turn of its conversation
+    user: NDArray[np.bool_] | None = None  # [n] a user's text rather than a tool's; None: all scored tokens
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -36,18 +40,29 @@ class StepRequest:
             raise InputError("the step", "it holds no tokens", hint="Give a text to answer.")
         if len(self.scored) != n or not 0 <= self.query_start <= n:
             raise ValueError(f"{n} tokens, {len(self.scored)} marks, query from {self.query_start}")
+        if self.user is not None and len(self.user) != n:
+            raise ValueError(f"{n} tokens, {len(self.user)} marks of a user's text")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The end of a step's tokens that is scored and replayed; what comes before is read as history."""
+    """The end of a step's tokens that is replayed; what comes before is read as history. Indices are those of
+    the step's tokens."""
 
-    start: int  # index in the step's tokens
+    start: int
     scored: NDArray[np.bool_]  # [n - start]
+    earlier: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # of scored tokens before `start`
+    user: tuple[int, int] | None = None  # [start, end) of the newest text of a user; None: there is none
+
+    @property
+    def indices(self) -> I64:
+        """Of all scored tokens, ascending."""
+        return np.concatenate([self.earlier, self.start + np.flatnonzero(self.scored)])
 
 
 def query_of(request: StepRequest, settings: Settings) -> Query:
-    """The newest `n_query` text tokens, and what lies between and after them.
+    """What is replayed: the newest `n_query` text tokens, and what lies between and after them. What is
+    scored: the text tokens of that; of a step with more text, as `query_long` says.
 
     A step without a text token (template only) is scored by its last tokens. query_tokens = all takes
     every token from `query_start` on, the paper's reading, however many there are.
@@ -60,9 +75,39 @@ def query_of(request: StepRequest, settings: Settings) -> Query:
     if not len(text):
         first = max(first, n - settings.n_query)
         return Query(first, np.ones(n - first, dtype=np.bool_))
-    if len(text) > settings.n_query:
-        first = int(text[-settings.n_query])
-    return Query(first, request.scored[first:])
+    user = _newest_run(text if request.user is None else text[request.user[text]])
+    span = (int(user[0]), int(user[-1]) + 1) if len(user) else None
+    if len(text) <= settings.n_query:
+        return Query(first, request.scored[first:], user=span)
+    first = int(text[-settings.n_query])
+    if settings.query_long == "newest":
+        return Query(first, request.scored[first:], user=span)
+    chosen = _ends(text, user, settings)
+    scored = np.zeros(n - first, dtype=np.bool_)
+    scored[chosen[chosen >= first] - first] = True
+    return Query(first, scored, chosen[chosen < first], span)
+
+
+def runs(indices: I64) -> list[tuple[int, int]]:
+    """[start, end) of runs of ascending indices; small gaps are bridged."""
+    edges = np.flatnonzero(np.diff(indices) > _GAP) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(indices, edges) if len(run)]
+
+
+def _newest_run(indices: I64) -> I64:
+    return indices if not len(indices) else indices[indices >= runs(indices)[-1][0]]
+
+
+def _ends(text: I64, user: I64, settings: Settings) -> I64:
+    """Of the indices of a step's text, more than `n_query`: the newest of a user's, and both ends of the
+    rest; of a text that is all a user's, both ends of that."""
+    most = max(settings.n_query // 3, 1)
+    n_ends, n_user = min(settings.query_ends, most), min(settings.query_user, most, len(user))
+    newest = user[len(user) - n_user :]
+    rest = np.setdiff1d(text, user)
+    if not len(rest):
+        rest = text
+    return np.unique(np.concatenate([rest[:n_ends], rest[-n_ends:], newest]))
 
 
 def token_ids(tokens: Iterable[int] | NDArray[np.integer], n_vocab: int) -> I32:

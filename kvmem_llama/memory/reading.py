@@ -5,11 +5,27 @@ from __future__ import annotations
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 
 from .feeding import feed
-from .recompute import reach
+from .recompute import as_it_is, reach
 from .session import Session
 
 
-def read_history(session: Session, start: int, end: int) -> TaskGenerator[None]:
+def read_history(session: Session, start: int, end: int) -> TaskGenerator[int]:
+    """Makes the tokens start .. end-1 of the history part of it: those that another history has are taken
+    over (see carrying), the others are evaluated -> how many were taken over."""
+    at, n_carried = start, 0
+    carried = session.carried
+    for old, first, last in () if carried is None else carried.within(start, end):
+        assert carried is not None
+        yield from _evaluate(session, at, first)
+        for done, lost in carried.take(session.history, session.link, old, first, last):
+            n_carried += done
+            yield from _evaluate(session, *lost)
+        at = last
+    yield from _evaluate(session, at, end)
+    return n_carried
+
+
+def _evaluate(session: Session, start: int, end: int) -> TaskGenerator[None]:
     """Evaluates the tokens start .. end-1 of the history; complete blocks are final at once.
 
     Requests are cut where the canonical view makes room, so what a token attends to does not depend on how
@@ -27,6 +43,8 @@ def read_history(session: Session, start: int, end: int) -> TaskGenerator[None]:
     while at < end:
         room = session.room(at, budget.n_read)
         if session.settings.first_pass == "current" and view.end == at and room > 0:
+            if view.has_refreshed:
+                yield from reach(session, as_it_is(session), rebuild=False)
             stop = min(end, at + room)
         else:
             yield from reach(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import F32
 
+from .explain import tier_of
 from .feeding import feed
 from .frame import Frame
 from .query_rows import QueryBuffer
 from .recompute import reach
-from .report import Recalled, RecalledBlock, RecallReport, RecallTimings
+from .refresh import refresh, spans_to_refresh
+from .report import Recalled, RecalledBlock, RecallReport, RecallTimings, Tier
 from .retrieval import Query, Ranking
 from .session import Session
 from .stopwatch import Stopwatch
@@ -37,16 +39,19 @@ def recall(
     """
     history, view = session.history, session.view
     candidates = frame.candidates()
-    ranking = session.retriever.rank(query, history, candidates, frame.n_select)
+    ranking = session.retriever.rank(query, history, candidates, frame.n_select, session.selected)
     score_s = watch.lap("recall_s")
     selected = ranking.selected
+    tiers = {start: tier_of(session, start) for start in {*frame.why, *(selected * frame.block).tolist()}}
+    session.selected = frozenset(selected.tolist())
     history.recalled(int(number) for number in selected)
     select_s = watch.lap("recall_s")
 
     target = session.target(frame.parts(selected), end)
     stayed = {placed.part.start for placed in target.placed}
     here = [(r.part.start, r.position) for r in view if r.part.start < frame.replay_start]
-    noop = here == [(placed.part.start, placed.position) for placed in target.placed]
+    spans = spans_to_refresh(ranking.best, session.settings.refresh // frame.block)
+    noop = not spans and here == [(placed.part.start, placed.position) for placed in target.placed]
     recomputed: frozenset[int] = frozenset()
     skip_replay = noop and session.settings.replay_shortcut
     if not skip_replay:
@@ -58,7 +63,10 @@ def recall(
         recomputed = yield from reach(session, target, rebuild=False, may_stop=tail is None)
         if recomputed:
             stayed.clear()
-    apply_s = watch.lap("recall_s")
+    apply_s, refresh_s = watch.lap("recall_s"), 0.0
+    if spans:
+        yield from refresh(session, target, spans, may_stop=tail is None)
+        refresh_s = watch.lap("refresh_s")
 
     n_replay = history.n_tokens - frame.replay_start
     if n_replay and not skip_replay:
@@ -78,11 +86,12 @@ def recall(
     replay_s = watch.lap("replay_s")
 
     report = RecallReport(
-        blocks=_blocks(session, frame, stayed, recomputed, ranking),
+        blocks=_blocks(session, frame, stayed, recomputed, ranking, tiers),
         n_view=view.n_tokens,
         n_candidates=len(candidates),
         n_selected=len(selected),
-        timings=RecallTimings(score_s, select_s, apply_s, replay_s),
+        n_held=len(ranking.held),
+        timings=RecallTimings(score_s, select_s, apply_s, replay_s, refresh_s),
         noop=noop,
         mid_answer=tail is not None,
     )
@@ -96,10 +105,12 @@ def _blocks(
     stayed: Set[int],
     recomputed: Set[int],
     ranking: Ranking,
+    tiers: Mapping[int, Tier],
 ) -> tuple[RecalledBlock, ...]:
     """The view as it is after the replay."""
     place = {number * frame.block: i for i, number in enumerate(ranking.best.tolist())}
     channels = {number * frame.block: ranks for number, ranks in ranking.ranks().items()}
+    own = {number * frame.block: ranks for number, ranks in ranking.own_ranks().items()}
     vocab = session.core.model.vocab
     blocks = []
     for resident in session.view:
@@ -113,11 +124,17 @@ def _blocks(
                 rank=None if at is None else at + 1,
                 score=None if at is None else float(ranking.scores[at]),
                 channels=channels.get(part.start, {}),
+                own=own.get(part.start, {}),
+                tier=tiers.get(part.start, "device"),
+                age=session.history.steps.age(part.start),
                 why=frame.why.get(part.start, "query" if part.start >= frame.replay_start else "selected"),
                 position=resident.position,
-                resident=part.start in stayed,
+                resident=part.start in stayed and not resident.refreshed,
                 text=vocab.detokenize(tokens).decode("utf-8", "replace"),
                 recomputed=part.start in recomputed,
+                carried=session.history.is_carried(part.start),
+                held=part.start // frame.block in ranking.held,
+                refreshed=resident.refreshed,
             )
         )
     return tuple(blocks)

@@ -11,10 +11,11 @@ import contextlib
 import numpy as np
 
 from kvmem_llama.engine.cells import Cells
-from kvmem_llama.engine.requests import Decode, Phase, TaskGenerator
-from kvmem_llama.errors import Cancelled, RecordDamaged, StoreError
+from kvmem_llama.engine.requests import Decoded, Phase, TaskGenerator
+from kvmem_llama.errors import RecordDamaged
 from kvmem_llama.store.records import NotStored
 
+from .evaluating import evaluate_again
 from .history import History
 from .planner import Placed, Target
 from .session import Session
@@ -27,8 +28,6 @@ def prepare(session: Session) -> TaskGenerator[None]:
     for number in list(history.unscored):
         block = history.table[number]
         yield from _recompute(session, block.start)
-        history.index.replace(number, history.rows(block.start), block.count)
-        history.unscored.remove(number)
         _let_go(history, block.start)
     last = history.table.at(history.table.n_complete * history.block)
     if last is not None:  # it is partial
@@ -56,11 +55,17 @@ def take_cells(session: Session, n: int, *, may_stop: bool) -> TaskGenerator[Cel
     view = session.view
     if not view.rules.exact:
         return view.take_cells(n)  # any will do
-    target = Target(tuple(Placed(r.part, r.position) for r in view), view.original)
+    target = as_it_is(session)
     with contextlib.suppress(NotStored, RecordDamaged):  # then nothing is left of the view
         return view.take_cells(n)
     _, cells = yield from _reach(session, target, n, rebuild=True, may_stop=may_stop)
     return cells
+
+
+def as_it_is(session: Session) -> Target:
+    """The view that there is, as a target: blocks that were refreshed become those that are kept of them."""
+    view = session.view
+    return Target(tuple(Placed(r.part, r.position) for r in view), view.original)
 
 
 def _reach(
@@ -95,37 +100,25 @@ def _recompute(session: Session, start: int, *, may_stop: bool = True) -> TaskGe
     assert block is not None
     whole = canonical.view(start)
     gone = set(history.lost(part.start for part in whole))
-    tokens = history.tokens(start, block.end)
     while True:
         parts = [part for part in whole if part.start not in gone]
         try:
             session.go_to(session.target(parts, canonical.epoch_end(start)), rebuild=True)
-            cells = view.take_cells(len(tokens))
+            cells = view.take_cells(block.count)
             break
         except (NotStored, RecordDamaged) as error:
             gone.update(_lost_of(session, error, gone))
-    first = view.position_of(start)
-    positions = np.arange(first, first + len(tokens), dtype=np.int32)
     record = np.zeros(session.hooks.layout.nbytes, np.uint8)
-    n = 0
+
+    def keep(at: int, decoded: Decoded, cells: Cells) -> None:
+        session.hooks.stage_out(record, at - start, decoded.rows, cells)
+
     try:
-        while n < len(tokens):
-            if may_stop and session.link.stop_requested:
-                raise Cancelled()
-            decoded = yield Decode(view.seq, tokens[n:], positions[n:], cells[n:], Phase.REPLAY)
-            here = slice(n, n + decoded.n)
-            view.extend(start + n, cells[here])
-            n += decoded.n
-            session.hooks.stage_out(record, here.start, decoded.rows, cells[here])
+        yield from evaluate_again(session, start, cells, Phase.REPLAY, keep, may_stop=may_stop)
     finally:
-        view.give_back(cells[n:])
         view.drop_from(start)
-    history.recomputed[start] = record
+    history.recompute(start, record)
     session.n_recomputed += 1
-    with contextlib.suppress(StoreError):  # it is used now, and computed again when it is wanted again
-        history.store.restore(block.ref, record)
-        if history.ledger is not None and block.end <= history.n_committed:  # it knows of no others
-            history.ledger.recomputed(start // history.block, block.ref)
 
 
 def _let_go(history: History, start: int) -> None:

@@ -9,6 +9,9 @@ from typing import Literal, TypeAlias
 from .positions import TokenPos, ViewPos
 
 Why: TypeAlias = Literal["sink", "pinned", "selected", "recent", "query"]
+Tier: TypeAlias = Literal["device", "host", "disk", "tokens"]
+"""Where the rows of a block are: in cells (hidden ones included), in RAM, on disk; or lost, and only its
+token ids are left."""
 FinishReason: TypeAlias = Literal["stop", "length", "truncated"]
 
 
@@ -25,7 +28,15 @@ class RecalledBlock:
     resident: bool  # its rows were in cells already
     text: str  # characters cut at its edges are replaced
     channels: Mapping[str, int] = field(default_factory=dict)  # its rank in each channel
+    own: Mapping[str, int] = field(default_factory=dict)
+    """Its rank in each channel by its own score alone, without what its neighbours gave it. A channel of
+    `channels` that is missing here knows it by its neighbours only."""
+    tier: Tier = "device"  # where its rows were when the recall began
+    age: int = 0  # steps since the one that appended its first token; 0: the step that recalls
     recomputed: bool = False  # its rows were lost, and computed again for this recall
+    carried: bool = False  # rows of it were taken over when the history before it was edited
+    held: bool = False  # selected only because it was in the view before
+    refreshed: bool = False  # its tokens were evaluated anew in this view; its record is as it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +47,11 @@ class RecallTimings:
     select_s: float
     apply_s: float
     replay_s: float
+    refresh_s: float = 0.0  # evaluating selected blocks anew
 
     @property
     def total_s(self) -> float:
-        return self.score_s + self.select_s + self.apply_s + self.replay_s
+        return self.score_s + self.select_s + self.apply_s + self.refresh_s + self.replay_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,7 @@ class RecallReport:
     timings: RecallTimings
     noop: bool  # the view did not change
     mid_answer: bool
+    n_held: int = 0  # selected blocks that are there only because they were selected before
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,18 @@ class StepResult:
     n_reused: int  # tokens that a cancelled step had read
     timings: Mapping[str, float]
     recalls: tuple[RecallReport, ...] = ()
+    n_cached: int = 0  # tokens of the history that were there before, and stay
+    n_carried: int = 0  # tokens whose rows were taken over from where the same tokens stood before an edit
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the history before the answer."""
+        return self.n_cached + self.n_reused + self.n_carried + self.n_evaluated
+
+    @property
+    def n_evaluated(self) -> int:
+        """Tokens before the answer that were new; those of the query that were replayed count once."""
+        return self.n_read + self.n_query
 
 
 @dataclass(frozen=True, slots=True)

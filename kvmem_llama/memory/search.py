@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.native.layout import I32
 
+from .explain import tier_of
 from .feeding import feed
 from .frame import frame_of_query
 from .guard import provisional, undo
 from .positions import TokenPos
 from .query_rows import QueryBuffer
 from .recompute import prepare, reach
+from .report import Tier
 from .retrieval import Query, Ranking
 from .session import Session
 
@@ -25,6 +27,10 @@ class FoundBlock:
     count: int  # tokens
     ranks: dict[str, int]  # by channel, 1 is the best
     text: str  # characters cut at its edges are replaced
+    own: dict[str, int] = field(default_factory=dict)  # as `ranks`, without what its neighbours gave it
+    score: float = 0.0  # of several channels: the part that it has of all scores
+    tier: Tier = "device"  # where its rows are
+    age: int = 1  # steps since the one that appended its first token, 1: the newest one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +60,22 @@ def search(session: Session, tokens: I32, n: int) -> TaskGenerator[SearchResult]
         yield from feed(session, start, end, Phase.QUERY, query=rows, done=done)
         query = Query(rows.rows(), session.text_of(tokens))
         candidates = frame_of_query(budget, canonical, start, end - start).candidates()
-        ranking = session.retriever.rank(query, history, candidates, n)
+        ranking = session.retriever.rank(query, history, candidates, n, session.selected)
         undo(session, keep_until=0)
-    ranks = ranking.ranks()
+    ranks, own = ranking.ranks(), ranking.own_ranks()
     blocks = []
-    for number in ranking.best.tolist():
+    for number, score in zip(ranking.best.tolist(), ranking.scores.tolist(), strict=True):
         at = number * budget.block
-        text = session.text_of(history.tokens(at, at + budget.block))
-        blocks.append(FoundBlock(TokenPos(at), budget.block, ranks[number], text))
+        blocks.append(
+            FoundBlock(
+                start=TokenPos(at),
+                count=budget.block,
+                ranks=ranks[number],
+                text=session.text_of(history.tokens(at, at + budget.block)),
+                own=own[number],
+                score=score,
+                tier=tier_of(session, at),
+                age=history.steps.age(at),
+            )
+        )
     return SearchResult(tuple(blocks), ranking)

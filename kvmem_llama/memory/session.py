@@ -7,22 +7,29 @@ from typing import ClassVar, Final, Self
 
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.errors import InvalidOption, ModelUnsupported
+from kvmem_llama.matching import Span
 from kvmem_llama.native.layout import I32
 from kvmem_llama.store.host import HostStore
 from kvmem_llama.store.raw_k import RawK
 from kvmem_llama.store.records import BlockStore, RecordRef
+from kvmem_llama.store.token_file import TokenSource
 
 from .budget import Budget
 from .canonical import Canonical, Part
+from .carrying import Carried, Rows
+from .channels import Channels
+from .heads import indexed_heads
 from .history import History
-from .index import MeanKIndex
+from .indexes import Indexes
 from .ledger import Ledger
 from .link import TaskLink
 from .planner import Target
-from .query_rows import ScoredLayers
+from .query_rows import QueryBuffer, ScoredLayers
 from .report import Finished, StepResult
 from .retrieval import Retriever
-from .texts import BlockTexts
+from .scoring import make_head_scorer
+from .texts import BlockTexts, WordsSource
+from .token_index import token_source
 from .view import View
 
 
@@ -47,12 +54,25 @@ class Session:
         self.settings: Final = settings
         self.link: Final = TaskLink(core)
         self.budget: Final = Budget.of(settings, core.n_view, core.model.n_ctx_train)
-        self.layers: Final = ScoredLayers(self.hooks.layers, settings.scored_layers())
-        self.retriever: Final = Retriever.of(settings, core.scorer)
+        channels = Channels.of(settings, core.calibration)
+        self.layers: Final = ScoredLayers.of(channels, settings, self.hooks.layers)
+        head_scorer = make_head_scorer(settings) if "heads" in channels else None
+        self.retriever: Final = Retriever(
+            channels,
+            core.scorer,
+            head_scorer,
+            self.hooks.layers,
+            settings.stickiness,
+            settings.scan_limit,
+        )
+        self.selected: frozenset[int] = frozenset()  # numbers of blocks, by the last recall
         if history is None:
             history = self.new_history(core, HostStore(RawK.of(self.hooks.layout)))
         self.history: Final = history
         self.n_recomputed = 0  # blocks whose rows were lost
+        self.carried: Carried | None = None  # of a draft: what is not read again
+        self.user_rows: tuple[object, object, QueryBuffer] | None = None
+        """Raw Q of the newest text of a user before this step, and what it is of. See earlier."""
         self.view: Final = View(core.pool, self.hooks, history, settings, self.budget.n_slack)
 
     @staticmethod
@@ -61,15 +81,18 @@ class Session:
         store: BlockStore,
         ledger: Ledger | None = None,
         no_rows: Callable[[], RecordRef] | None = None,
+        words: WordsSource | None = None,
     ) -> History:
-        """An empty history. ledger: of a durable one. no_rows: see History. The engine must have hooks."""
+        """An empty history. ledger, words: of a durable one. no_rows: see History. The engine must have
+        hooks."""
         assert core.hooks is not None
         hooks, settings = core.hooks, core.settings
-        index = MeanKIndex(hooks.layers, hooks.layout, settings.scored_layers())
+        channels = Channels.of(settings, core.calibration)
+        indexes = Indexes.of(channels, settings, hooks.layers, hooks.layout)
         n_sink = Budget.of(settings, core.n_view, core.model.n_ctx_train).n_sink
-        texts = BlockTexts(lambda tokens: _text_of(core, tokens), settings.block_size)
+        texts = BlockTexts(lambda tokens: _text_of(core, tokens), settings.block_size, words)
         return History(
-            store, index, texts, settings.block_size, hooks.layout.nbytes, ledger,
+            store, indexes, texts, settings.block_size, hooks.layout.nbytes, ledger,
             n_sink=n_sink, no_rows=no_rows,
         )  # fmt: skip
 
@@ -80,6 +103,18 @@ class Session:
     def fork(self) -> Self:
         """A session of its own over the committed history; it has no cells yet."""
         return type(self)(self.core, self.history.fork())
+
+    def draft(self, n_tokens: int, spans: Sequence[Span]) -> Self:
+        """A session over the first `n_tokens` tokens, whose next step takes the place of all that comes after
+        them here. See History.draft. spans: what that step takes over from this history. It runs on the same
+        sequence, so this one must be without cells."""
+        other = type(self)(self.core, self.history.draft(n_tokens))
+        other.carried = self.carry_into(spans)
+        return other
+
+    def carry_into(self, spans: Sequence[Span]) -> Carried:
+        """What a draft may take over from this history."""
+        return Carried(self.history, spans, Rows(self.hooks.layout))
 
     @property
     def canonical(self) -> Canonical:
@@ -166,6 +201,17 @@ class Session:
             else:
                 kept.append(part)
         return tuple(kept)
+
+
+def token_source_of(core: EngineCore) -> TokenSource | None:
+    """What makes rows of the token index that the engine's score reads; None if it reads none."""
+    assert core.hooks is not None
+    channels, hooks = Channels.of(core.settings, core.calibration), core.hooks
+    calibration = channels.calibration
+    if calibration is None:
+        return None
+    heads = indexed_heads(calibration, hooks.layers)
+    return token_source(hooks.layers, hooks.layout, heads, calibration.index_type)
 
 
 def _text_of(core: EngineCore, tokens: I32) -> str:

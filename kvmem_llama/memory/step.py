@@ -10,11 +10,13 @@ from kvmem_llama.native.layout import F32, I32
 from kvmem_llama.store.steps import StepFacts
 
 from .answering import Answering, n_penalized
+from .earlier import look_back, newest_of
 from .feeding import feed
 from .frame import frame_of_query
 from .growing import RecallingGrowth
 from .guard import provisional
-from .query import StepRequest, query_of
+from .query import Query as TextQuery
+from .query import StepRequest, query_of, runs
 from .query_rows import QueryBuffer
 from .reading import read_history
 from .recall import recall
@@ -33,12 +35,17 @@ class Step:
     def __init__(self, session: Session, request: StepRequest) -> None:
         self._session = session
         self._request = request
-        query = query_of(request, session.settings)
+        query, is_parity = query_of(request, session.settings), session.settings.query_tokens == "all"
         first = session.history.n_committed
         self._first = first
         self._query = (first + query.start, first + len(request.tokens))  # token positions [start, end)
         self._scored = query.scored
-        self._query_text = session.text_of(request.tokens[query.start :][query.scored])
+        self._earlier = first + query.earlier  # token positions of scored tokens before the query
+        self._user = None if query.user is None else (first + query.user[0], first + query.user[1])
+        # A step without a text of a user is scored with that of a step before, too.
+        looks_back = query.user is None and session.settings.query_user and not is_parity
+        self._past = session.history.steps.newest_with_user if looks_back else None
+        self._query_text = self._text_of(query)
         self._query_rows = QueryBuffer(session.layers)
         self._watch = Stopwatch(*PHASES)
 
@@ -55,7 +62,7 @@ class Step:
             yield from prepare(session)
             history.extend(self._request.tokens)
             n_reused = history.adopt(start)
-            yield from read_history(session, self._first + n_reused, start)
+            n_carried = yield from read_history(session, self._first + n_reused, start)
             self._watch.lap("read_s")
             logits, recalls = yield from self._ask()
             growth = RecallingGrowth(session, self._query, self._query_rows, self._query_text, self._watch)
@@ -69,15 +76,29 @@ class Step:
             text=answer.text,
             tokens=tuple(answer.tokens),
             finish_reason=finish_reason,
-            n_read=start - self._first - n_reused,
+            n_read=start - self._first - n_reused - n_carried,
             n_query=end - start,
             n_generated=len(answer.tokens),
             n_reused=n_reused,
+            n_cached=self._first,
+            n_carried=n_carried,
             timings=self._watch.seconds | {"total_s": self._watch.total},
             recalls=(*recalls, *growth.recalls),
         )
         session.finish(result)
         return result
+
+    def _text_of(self, query: TextQuery) -> str:
+        """The text of the tokens that are scored, a line for each of the places they are taken from."""
+        session, tokens, indices = self._session, self._request.tokens, query.indices
+        lines = [
+            session.text_of(tokens[indices[(indices >= start) & (indices < end)]])
+            for start, end in runs(indices)
+        ]
+        if self._past is not None:
+            span = newest_of(self._past, session.settings.query_user)
+            lines.insert(0, session.text_of(session.history.tokens(*span)))
+        return "\n".join(lines)
 
     def _facts(self, answer: Answering) -> StepFacts:
         sampling = self._request.sampling
@@ -87,6 +108,7 @@ class Step:
             "max_tokens": self._request.max_tokens,
             "stop": list(self._request.stop),
             "sampling": dataclasses.asdict(sampling),
+            "user": self._user,
         }
         vocab, retriever = self._session.core.model.vocab, self._session.retriever
         closed = bool(answer.tokens) and vocab.is_eog(answer.tokens[-1])
@@ -102,6 +124,8 @@ class Step:
             canonical.epoch_end(start), end + budget.n_reserve
         )  # decides on the kind of positions
         everything_fits = canonical.keeps_all(start) and end + budget.n_reserve <= budget.n_view
+        if not everything_fits:
+            yield from look_back(session, self._past, self._earlier, self._query_rows)
         if session.settings.first_pass == "canonical" or everything_fits or session.view.end != start:
             tail_start = None if everything_fits else canonical.first_pass_start(start, end - start)
             parts = canonical.view(start, tail_start)
@@ -139,7 +163,7 @@ def read(session: Session, tokens: I32) -> TaskGenerator[StepResult]:
         yield from prepare(session)
         history.extend(tokens)
         n_reused = history.adopt(end)
-        yield from read_history(session, first + n_reused, end)
+        n_carried = yield from read_history(session, first + n_reused, end)
         history.commit(StepFacts("read", end, closed=True))
         session.view.tidy()
     watch.lap("read_s")
@@ -147,10 +171,12 @@ def read(session: Session, tokens: I32) -> TaskGenerator[StepResult]:
         text="",
         tokens=(),
         finish_reason="stop",
-        n_read=len(tokens) - n_reused,
+        n_read=len(tokens) - n_reused - n_carried,
         n_query=0,
         n_generated=0,
         n_reused=n_reused,
+        n_cached=first,
+        n_carried=n_carried,
         timings=watch.seconds | {"total_s": watch.total},
     )
     session.finish(result)

@@ -59,6 +59,15 @@ class View:
     def __iter__(self) -> Iterator[Resident]:
         return iter(self._residents.values())
 
+    def __contains__(self, start: object) -> bool:
+        """A part that starts at this token is in the view."""
+        return start in self._residents
+
+    @property
+    def has_refreshed(self) -> bool:
+        """Some rows are not those that are kept of their tokens."""
+        return any(resident.refreshed for resident in self)
+
     @property
     def _last(self) -> Resident | None:
         return next(reversed(self._residents.values()), None)
@@ -99,9 +108,10 @@ class View:
         """Cells that were taken and hold nothing."""
         self._pool.free(cells)
 
-    def extend(self, start: int, cells: Cells) -> None:
+    def extend(self, start: int, cells: Cells, *, refreshed: bool = False) -> None:
         """Tokens from `start` on were evaluated in `cells` at the next view positions. Tokens may be missing
-        before them, but none of the block they begin in."""
+        before them, but none of the block they begin in. refreshed: their rows are not those that are kept
+        of them."""
         is_open = start % self._source.block > 0
         last = self._last
         if is_open and len(cells) == 1 and last is not None and last.part.end == start:  # of an answer
@@ -118,7 +128,8 @@ class View:
                 last.part = Part(last.part.start, last.part.count + part.count)
                 last.cells = np.concatenate([last.cells, own])
             else:
-                self._residents[part.start] = Resident(part, self.position_of(part.start), own.copy())
+                at = self.position_of(part.start)
+                self._residents[part.start] = Resident(part, at, own.copy(), refreshed=refreshed)
         self.n_tokens += len(cells)
 
     def drop_from(self, start: int) -> None:
@@ -158,6 +169,11 @@ class View:
         self.n_tokens = sum(p.part.count for p in target.placed)
         self._compact()
 
+    def grow(self, placed: Sequence[Placed]) -> None:
+        """Rebuilds parts after all others of the view, from their records. Raises as `apply`."""
+        self._write(placed)
+        self.n_tokens = sum(resident.part.count for resident in self)
+
     def tidy(self) -> None:
         """Compacts the cells if it is time to. If a record that this takes cannot be had, nothing stays in
         the view, and the next step rebuilds it."""
@@ -196,6 +212,7 @@ class View:
             resident = self._residents.pop(start)
             ref = self._source.ref(start)
             may_hide = self.rules.reuse and not self.rules.exact and start not in rewritten
+            may_hide = may_hide and not resident.refreshed
             if may_hide and ref is not None and resident.part.count == self._source.block:
                 self.slack.put(Hidden(resident, ref))
             else:

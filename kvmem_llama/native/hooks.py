@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,12 +153,15 @@ class Hooks:
         n = self._check(self._lib.kvmem_captured(self._km, *pointers, self.n_rows))
         return seq[:n], pos[:n]
 
-    def read_q(self, rows: I32) -> list[F32]:
-        """Raw Q of capture rows, per full-attention layer: [n, n_head, d_k]."""
+    def read_q(self, rows: I32, layers: Collection[int] | None = None) -> list[F32]:
+        """Raw Q of capture rows, per full-attention layer: [n, n_head, d_k].
+
+        layers: numbers of those that are wanted; None: all.
+        """
         rows = _i32(rows)
         out = []
         for i, layer in enumerate(self.layers):
-            if layer.cache == 0:
+            if layer.cache == 0 and (layers is None or layer.il in layers):
                 dst = np.empty((len(rows), layer.n_head, layer.d_k), np.float32)
                 target = self._ffi.from_buffer("float[]", dst)
                 self._check(self._lib.kvmem_read_q(self._km, i, self._in(rows), len(rows), target))

@@ -1,4 +1,4 @@
-"""libkvmem_kernels: Mean-K, block scores and restore on the CPU (C side: kernels/cpu/kvmem_kernels.h).
+"""libkvmem_kernels: indexes, block scores and restore on the CPU (C side: kernels/cpu/kvmem_kernels.h).
 
 Calls release the GIL and keep no state. Arrays must be C-contiguous and of the dtype named, because the
 library reads and writes them where they lie; anything else is a ValueError.
@@ -43,6 +43,14 @@ class Isa(IntEnum):
     AVX512 = 3
 
 
+class IndexType(IntEnum):
+    """What an index holds of a block; the numbers of enum ggml_type."""
+
+    MEAN_F16 = 1  # one mean
+    TOKENS_Q4_0 = 2  # raw K of every token
+    TOKENS_Q8_0 = 8
+
+
 class Pairing(IntEnum):
     """Which dims of a head rotate together."""
 
@@ -72,12 +80,22 @@ class MeanLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenHead:
+    """Where a record holds the raw K of one KV head, and where a token index wants its rows."""
+
+    k_offset: int  # bytes from the record's start to the head's dims in the first row
+    k_stride: int  # bytes of one token's row
+    head_offset: int  # bytes of a block in the index that come before this head's
+    d: int  # a multiple of 32
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreLayer:
-    """The query rows of one scored layer."""
+    """The query rows of one scored layer; of a token index, those that read one KV head."""
 
     q: F32  # [n_query, n_head, d], before RoPE
     scale: float
-    mean_offset: int  # as in MeanLayer
+    mean_offset: int  # as in MeanLayer; the head_offset in a TokenHead
     n_head_kv: int
 
 
@@ -195,7 +213,7 @@ class Kernels:
         out = np.empty((n_head_kv, len(blocks), d), np.float16)
         pointers, _keep = self._pointers(chunks)
         rc = self._lib.kvmem_gather_means(
-            pointers,
+            self._ffi.cast("uint16_t **", pointers),
             len(chunks),
             chunk_shift,
             mean_offset,
@@ -208,26 +226,78 @@ class Kernels:
         self._check(rc, "a copy of means")
         return out
 
+    # -- token index
+
+    def token_row_bytes(self, index_type: IndexType, d: int) -> int:
+        """Bytes of one token's row of `d` dims; 0 if `d` is not a multiple of 32."""
+        return int(self._lib.kvmem_token_row_bytes(index_type, d))
+
+    def token_heads(self, heads: Sequence[TokenHead], raw_k_type: str) -> LayerTable:
+        """KV heads for `token_rows`. raw_k_type: of the records, 'f16' or 'f32'."""
+        array = self._ffi.new("struct kvmem_token_head[]", len(heads))
+        for target, head in zip(array, heads, strict=True):
+            target.k_offset, target.k_stride = head.k_offset, head.k_stride
+            target.head_offset, target.d = head.head_offset, head.d
+        return LayerTable(array, len(heads), _ROW_TYPE[raw_k_type])
+
+    def token_rows(
+        self,
+        heads: LayerTable,
+        record: U8,
+        count: int,
+        index_type: IndexType,
+        block_tokens: int,
+        chunk: U8,
+        chunk_shift: int,
+        row: int,
+    ) -> None:
+        """The first `count` rows of a record, quantized as ggml does it, become block `row` of a chunk.
+
+        Args:
+            heads: of `token_heads`; together they must fill the chunk and lie inside the record.
+            record: [bytes of a record].
+            chunk: [KV head][1 << chunk_shift][block_tokens][bytes of a row], flat.
+        """
+        rc = self._lib.kvmem_token_rows(
+            heads.array,
+            heads.n,
+            heads.row_type,
+            self._in("uint8_t[]", record, np.uint8),
+            count,
+            index_type,
+            block_tokens,
+            self._out("uint8_t[]", chunk, np.uint8),
+            chunk_shift,
+            row,
+        )
+        self._check(rc, "rows of a token index")
+
     # -- block scores
 
     def score(
         self,
         layers: Sequence[ScoreLayer],
-        chunks: Sequence[F16],
+        chunks: Sequence[F16] | Sequence[U8],
         chunk_shift: int,
         candidates: I64,
         *,
+        index_type: IndexType = IndexType.MEAN_F16,
+        counts: I32 | None = None,
+        block_tokens: int = 0,
         n_threads: int = 1,
         tile: int = 0,
         isa: Isa = Isa.AUTO,
     ) -> F64:
         """Eq. 10 of the paper: [n_candidates], sum over query tokens and mean over (layer, query head) of the
-        softmax over the candidates of scale * q . Mean-K.
+        softmax over the candidates of scale * q . Mean-K. Over a token index a block counts as the
+        log-sum-exp of scale * q . k over its tokens.
 
         Args:
             layers: all with the same number of query tokens, at least one.
-            chunks: of the index, each flat as `mean_k` fills it.
+            chunks: of the index, each flat as `mean_k` or `token_rows` fills it.
             candidates: [n] block numbers, strictly ascending.
+            counts: [n] tokens of each candidate, and
+            block_tokens: of a whole block: both only for a token index.
             tile: blocks per softmax tile; 0: the kernel's choice. Scores depend on it only in rounding.
 
         Memory of the call: see kvmem_score in the header. Scores do not depend on `n_threads`.
@@ -249,6 +319,11 @@ class Kernels:
         numbers = np.ascontiguousarray(candidates)
         args.candidates = self._in("int64_t[]", numbers, np.int64)
         args.n_candidates = len(candidates)
+        args.index_type, args.block_tokens = index_type, block_tokens
+        if counts is not None:
+            if len(counts) != len(candidates):
+                raise ValueError(f"{len(counts)} counts for {len(candidates)} candidates")
+            args.counts = self._in("int32_t[]", counts, np.int32)
         args.scores = self._out("double[]", out, np.float64)
         args.tile, args.n_threads, args.isa = tile, n_threads, isa
         self._check(self._lib.kvmem_score(args), "block scores")
@@ -323,10 +398,11 @@ class Kernels:
             raise ValueError(f"an array of {array.dtype}, contiguous {np.dtype(dtype)} is needed")
         return self._ffi.from_buffer(ctype, array, require_writable=True)
 
-    def _pointers(self, chunks: Sequence[F16]) -> tuple[Any, list[Any]]:
+    def _pointers(self, chunks: Sequence[F16] | Sequence[U8]) -> tuple[Any, list[Any]]:
         """Array of the chunks' addresses, and what keeps them valid."""
-        keep = [self._in("uint16_t[]", chunk, np.float16) for chunk in chunks]
-        return self._ffi.new("uint16_t *[]", keep), keep
+        keep = [self._in("uint8_t[]", chunk.view(np.uint8), np.uint8) for chunk in chunks]
+        pointers = self._ffi.new("void *[]", [self._ffi.cast("void *", one) for one in keep])
+        return pointers, keep
 
     def _check(self, rc: int, what: str) -> None:
         if rc == self._lib.KVMEM_KERNELS_OK:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-KERNELS_ABI = 1
+KERNELS_ABI = 2
 
 KERNELS_CDEF = """
 enum kvmem_kernels_error {
@@ -21,6 +21,11 @@ enum kvmem_row_type {
     KVMEM_ROW_F32 = 0,
     KVMEM_ROW_F16 = 1,
 };
+enum kvmem_index_type {
+    KVMEM_INDEX_MEAN_F16 = 1,
+    KVMEM_INDEX_TOKENS_Q4_0 = 2,
+    KVMEM_INDEX_TOKENS_Q8_0 = 8,
+};
 int32_t kvmem_kernels_abi(void);
 int32_t kvmem_kernels_isa(void);
 const char * kvmem_kernels_isa_name(int32_t isa);
@@ -38,6 +43,17 @@ int32_t kvmem_gather_means(
         const uint16_t * const * chunks, int64_t n_chunks, int32_t chunk_shift,
         int64_t mean_offset, int32_t n_head_kv, int32_t d,
         const int64_t * blocks, int64_t n_blocks, uint16_t * dst);
+struct kvmem_token_head {
+    int64_t k_offset;
+    int64_t k_stride;
+    int64_t head_offset;
+    int32_t d;
+};
+int64_t kvmem_token_row_bytes(int32_t index_type, int32_t d);
+int32_t kvmem_token_rows(
+        const struct kvmem_token_head * heads, int32_t n_heads, int32_t row_type,
+        const uint8_t * record, int32_t count, int32_t index_type, int32_t block_tokens,
+        uint8_t * chunk, int32_t chunk_shift, int64_t row);
 struct kvmem_score_layer {
     const float * q;
     double scale;
@@ -48,12 +64,15 @@ struct kvmem_score_layer {
 };
 struct kvmem_score_args {
     const struct kvmem_score_layer * layers;
-    const uint16_t * const * chunks;
+    const void * const * chunks;
     const int64_t * candidates;
+    const int32_t * counts;
     double * scores;
     int64_t n_chunks;
     int64_t n_candidates;
     int64_t tile;
+    int32_t index_type;
+    int32_t block_tokens;
     int32_t n_layers;
     int32_t n_query;
     int32_t chunk_shift;

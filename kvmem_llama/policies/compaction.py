@@ -83,7 +83,7 @@ class Compaction(PlainMemory):
             span = self._shares.outside_sink((start, end))
             yield from self._make_room(start, span)
             watch.lap("read_s")
-            asked = request.tokens[query.start :][query.scored]
+            asked = request.tokens[query.indices]
             self._asked = Asked(span, self._find(asked, self._room_for_passages(span)))
             watch.lap("recall_s")
             logits = yield from self._evaluate(start, end, Phase.QUERY)

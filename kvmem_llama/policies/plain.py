@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.errors import Cancelled, EngineClosed, InvalidOption
+from kvmem_llama.matching import Plan
 from kvmem_llama.memory.answering import Answering, n_penalized
 from kvmem_llama.memory.budget import Budget
 from kvmem_llama.memory.link import TaskLink
@@ -105,6 +107,12 @@ class PlainMemory(ABC):
             n_read=query_start - start,
             n_query=end - query_start,
         )
+
+    def rewrite(self, plan: Plan, request: StepRequest | I32) -> TaskGenerator[StepResult]:
+        """Only the prefix is reused, and what comes after it is gone even where the step fails."""
+        self.truncate(plan.prefix)
+        step = self.step(request) if isinstance(request, StepRequest) else self.read(request)
+        return replace((yield from step), n_cached=plan.prefix)
 
     def truncate(self, n_tokens: int) -> None:
         self._drop_from(n_tokens)

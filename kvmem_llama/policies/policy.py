@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from kvmem_llama.engine.requests import TaskGenerator
+from kvmem_llama.matching import Plan
 from kvmem_llama.memory.query import StepRequest
 from kvmem_llama.memory.report import StepResult
 from kvmem_llama.native.layout import I32
@@ -27,6 +29,10 @@ class MemoryStats:
     n_records: int = 0  # of this workspace and its forks
     store_bytes: int = 0  # of these records
     index_bytes: int = 0
+    index_bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # by index that the score uses
+    n_without_rows: int = 0  # blocks that calibrated heads cannot find until they are computed again
+    score: str = ""  # the channels that find blocks, and their calibration
+    hint: str = ""  # what would find more
     pins: tuple[tuple[int, int], ...] = ()
     n_recomputed: int = 0  # blocks whose rows were lost, since the workspace was opened
     tiers: TierStats | None = None  # of a durable workspace
@@ -59,6 +65,11 @@ class Policy(Protocol):
 
     def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
         """Appends the tokens of a step and the answer to it."""
+        ...
+
+    def rewrite(self, plan: Plan, request: StepRequest | I32) -> TaskGenerator[StepResult]:
+        """Drops all but the first `plan.prefix` tokens and appends those of `request`, a step or tokens that
+        are only read. A policy may take over what it knows of the plan's spans."""
         ...
 
     def truncate(self, n_tokens: int) -> None:

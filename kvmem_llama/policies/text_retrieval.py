@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmem_llama.engine.core import EngineCore
-from kvmem_llama.lexical import FtsIndex
+from kvmem_llama.lexical import WordIndex, terms
 from kvmem_llama.memory.canonical import parts_of
 from kvmem_llama.memory.positions import TokenPos, ViewPos
 from kvmem_llama.memory.report import Recalled, RecalledBlock, RecallReport, RecallTimings, Why
@@ -54,25 +54,19 @@ class CompactionRetrieval(Compaction):
     name: ClassVar[str] = "compaction_retrieval"
 
     def __init__(self, core: EngineCore) -> None:
-        """Raises LibraryMissing without SQLite's text search."""
         super().__init__(core)
         vocab = core.model.vocab
         self._marks: Final = tuple(vocab.tokenize(text, parse_special=False) for text in (HEAD, GAP, END))
-        self._index = FtsIndex()
+        self._index = WordIndex(self._budget.n_sink // self._budget.block)
         self._search = _Search((), 0, 0.0, 0.0)
 
     def fork(self) -> Self:
         other = super().fork()
-        other._index.close()
         other._index = self._index.fork()
         return other
 
     def stats(self) -> MemoryStats:
         return replace(super().stats(), n_blocks=len(self._index), index_bytes=self._index.nbytes)
-
-    def close(self) -> None:
-        super().close()
-        self._index.close()
 
     def _drop_from(self, n_tokens: int) -> None:
         super()._drop_from(n_tokens)
@@ -114,7 +108,7 @@ class CompactionRetrieval(Compaction):
         """Replaced blocks, ascending, and their scores; 0 for those that share no word with the question."""
         now, block = self._now, self._budget.block
         first, end = self._budget.n_sink // block, now.cut // block
-        self._index_up_to(first, end)
+        self._index_up_to(end)
         scores = np.zeros(max(end - first, 0))
         numbers, found = self._index.search(question)
         inside = numbers < end
@@ -126,11 +120,9 @@ class CompactionRetrieval(Compaction):
             candidates, scores = candidates[hidden], scores[hidden]
         return candidates, scores
 
-    def _index_up_to(self, first: int, end: int) -> None:
+    def _index_up_to(self, end: int) -> None:
         """Adds the blocks of replaced text that are not in the index yet."""
-        start = first + len(self._index)
-        if start < end:
-            self._index.add(start, [self._text_of(number) for number in range(start, end)])
+        self._index.add([terms(self._text_of(number)) for number in range(self._index.end, end)])
 
     def _text_of(self, number: int) -> str:
         """The text of a block, with the words at its edges whole."""

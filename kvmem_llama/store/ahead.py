@@ -49,6 +49,11 @@ def drop_ahead(db: Db, workspace: str, adopted: Sequence[Location] = ()) -> list
     return free_slots(db, [at for at in there if at not in kept])
 
 
+def n_tokens_ahead(db: Db, workspace: str) -> int:
+    """Tokens that a read which was interrupted has evaluated after the head."""
+    return sum(row.count for row in AHEAD.rows(db, "workspace=?", (workspace,)))
+
+
 def moved_ahead(row: AheadRow, at: Location) -> AheadRow:
     """The same block with its record elsewhere."""
     return replace(row, segment=at.segment, slot=at.slot, generation=at.generation, checksum=at.checksum)

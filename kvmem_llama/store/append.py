@@ -12,7 +12,8 @@ from .content import add_tokens, find_block, last_step, lineage_row, spans
 from .location import Location, Origin
 from .rows import BlockRow, HeatRow, PinRow, StepRow, TextRow, WorkspaceRow, new_block
 from .slot_rows import free_slots, take_slots
-from .tables import AHEAD, BLOCKS, HEAT, PINS, STEPS, TEXTS, WORKSPACES, BadRow, Db
+from .tables import AHEAD, BLOCKS, HEAT, PINS, STEPS, TEXTS, WORDS, WORKSPACES, BadRow, Db
+from .words import BlockWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class AddedBlock:
     mean_xxh: bytes  # [16] of its row in the index file
     origin: int = 0
     text: str | None = None
+    words: BlockWords | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def append(db: Db, workspace: str, added: Addition) -> tuple[WorkspaceRow, list[
     BLOCKS.insert(db, rows, replace=True)
     texts = [TextRow(lineage.id, b.number, b.text) for b in added.blocks if b.text is not None]
     TEXTS.insert(db, texts, replace=True)
+    words = [b.words.row(lineage.id, b.number) for b in added.blocks if b.words is not None]
+    WORDS.insert(db, words, replace=True)
     add_tokens(db, lineage, added.start, added.ids)
     if added.step is not None:
         before = last_step(db, lineage.id)
@@ -145,17 +149,20 @@ def put_pins(db: Db, workspace: str, pins: Sequence[tuple[int, int]]) -> None:
 
 
 def put_record(
-    db: Db, lineage: int, number: int, *, old: Location | None, new: Location
+    db: Db, lineage: int, number: int, *, old: Location | None, new: Location, mean_xxh: bytes
 ) -> tuple[Location, list[Location]]:
     """A block whose record `old` is lost has one computed again, `new` -> the one it has now, and the records
-    set free. If a fork that shares the block was faster, its record stays and `new` is set free."""
+    set free. If a fork that shares the block was faster, its record stays and `new` is set free.
+
+    mean_xxh: of the block's row of the index."""
     row = find_block(db, lineage, number)
     if row is None:
         raise BadRow(f"block {number} of lineage {lineage} is missing")
     take_slots(db, [new])
     if row.location is not None and row.location != old:
         return row.location, free_slots(db, [new])
-    BLOCKS.insert(db, [replace(row.moved_to(new), origin=int(Origin.RECOMPUTED))], replace=True)
+    again = replace(row.moved_to(new), mean_xxh=mean_xxh, origin=int(Origin.RECOMPUTED))
+    BLOCKS.insert(db, [again], replace=True)
     return new, free_slots(db, [] if old is None or row.location is None else [old])
 
 

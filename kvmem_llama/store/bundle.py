@@ -87,6 +87,13 @@ class BundleReader:
     def damaged(self, why: str) -> ExportDamaged:
         return ExportDamaged(self._path, why)
 
+    def begins_with(self, name: str) -> bool:
+        """Whether the first member has this name: of a file of another kind it has not."""
+        try:
+            return self._header().name == name
+        except ExportDamaged:
+            return False
+
     def next_is(self, name: str) -> bool:
         """Whether the next member has this name."""
         return self._header().name == name

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
 
-from kvmem_llama.errors import CatalogDamaged, FormatTooNew, KvmemError, StoreFailed, StoreFull
+from kvmem_llama.errors import (
+    CatalogDamaged,
+    FormatTooNew,
+    FormatTooOld,
+    KvmemError,
+    StoreFailed,
+    StoreFull,
+)
 
 from . import files as operating_system
 from .files import Files
@@ -48,7 +55,7 @@ class Catalog:
         """Opens the catalog at `path`; nothing is read but its header.
 
         durability: relaxed does not wait for the disk: a power cut may take the newest transactions.
-        Raises FormatTooNew, CatalogDamaged or StoreFailed.
+        Raises FormatTooNew, FormatTooOld, CatalogDamaged or StoreFailed.
         """
         self.path: Final = path
         self.durability: Final = durability
@@ -163,7 +170,7 @@ class Catalog:
                 self._is_uncertain = False
             except BaseException as error:
                 self._undo()
-                with contextlib.suppress(*SQLITE_ERRORS):
+                with contextlib.suppress(*SQLITE_ERRORS, OSError):  # the next transaction tries it again
                     self._bury()
                 if isinstance(error, (*SQLITE_ERRORS, BadRow, OSError)):
                     raise told(error, self.path) from error
@@ -279,13 +286,15 @@ def _prepare(db: Db, *, write: bool) -> Db:
 
 
 def _check_format(db: Db, path: Path) -> None:
-    """Raises FormatTooNew or CatalogDamaged."""
+    """Raises FormatTooNew, FormatTooOld or CatalogDamaged."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID or version < 1:
         raise CatalogDamaged(path, f"it says application {application:#x}, format {version}")
     if version > FORMAT:
         raise FormatTooNew(path, version, FORMAT)
+    if version < FORMAT:
+        raise FormatTooOld(path, version, FORMAT)
 
 
 def _has_log(path: Path) -> bool:

@@ -34,6 +34,7 @@ class Written:
 
     locations: list[Location] = field(default_factory=list)
     error: StoreError | None = None
+    is_segment_lost: bool = False  # they were for a segment that is missing or damaged, now sealed
 
 
 class DiskStore:
@@ -161,19 +162,19 @@ class DiskStore:
                     )
                 except StoreError as error:
                     done.error = error
+                    done.is_segment_lost = _is_lost(error)
                     self._put_aside(taken[part[0] :], len(part), error)
                     return done
         return done
 
     def place(self, records: Sequence[Record], avoid: Iterable[int] = ()) -> Written:
         """As `write`; but where a segment turns out to be lost, others take the records. If two new ones are
-        lost as well, it is not the segments that are at fault."""
+        lost as well, or none can be made, it is not the segments that are at fault."""
         known = {row.number for row in self._slots.rows()}
         done = self.write(records, avoid)
-        while _is_lost(done.error) and sum(row.number not in known for row in self._slots.rows()) < 2:
+        while done.is_segment_lost and sum(row.number not in known for row in self._slots.rows()) < 2:
             more = self.write(records[len(done.locations) :], avoid)
-            done.locations += more.locations
-            done.error = more.error
+            done = Written(done.locations + more.locations, more.error, more.is_segment_lost)
         return done
 
     def sync(self) -> dict[int, StoreError]:

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from kvmem_llama.errors import RecordDamaged, StoreError
-from kvmem_llama.native.layout import I32
+from kvmem_llama.errors import StoreError
+from kvmem_llama.native.layout import I32, U8
 
 from . import lineage
 from .ahead import put_ahead
@@ -40,14 +40,19 @@ from .records import RecordRef
 from .rows import AheadRow, StepRow, WorkspaceRow
 from .steps import NewBlock, ReadBlock, StepFacts
 from .tables import Db, storable
+from .token_file import TokenShape
 
 
 class Durable:
     """See memory.journal.Journal. Owner thread only, but for `fall`."""
 
-    def __init__(self, holding: Holding, store: DurableRecords) -> None:
+    def __init__(
+        self, holding: Holding, store: DurableRecords, token_shape: TokenShape | None = None
+    ) -> None:
+        """token_shape: of the token index that is kept; None: there is none."""
         self.holding: Final = holding
         self._store: Final = store
+        self._token_shape: Final = token_shape
         self._family: Final = holding.family
         self._catalog: Final = holding.family.catalog
         with self._catalog.snapshot() as db:
@@ -84,19 +89,28 @@ class Durable:
         means: F16,
         step: StepFacts | None,
         recalled: Sequence[tuple[int, RecordRef]] = (),
+        token_rows: U8 | None = None,
+        *,
+        rewrites: int | None = None,
     ) -> None:
         self._store.flush()
         added = [
             AddedBlock(
                 block.number, block.start, block.count, self._store.locate(block.ref), mean_xxh(mean),
-                int(block.origin), None if block.text is None else storable(block.text),
+                int(block.origin), None if block.text is None else storable(block.text), block.words,
             )
             for block, mean in zip(blocks, means, strict=True)
         ]  # fmt: skip
-        addition = Addition(self.n_tokens, ids, added, self._fact(step, len(ids)), time.time())
+        start = self.n_tokens if rewrites is None else rewrites
+        addition = Addition(start, ids, added, self._fact(step, start, len(ids)), time.time())
         heat = [Heat(number, *self._store.heat(ref), self._row.commits + 1) for number, ref in recalled]
+        if rewrites is not None:
+            self._rewrite(addition, heat)
+            self._settle_rows(added, means, token_rows)
+            return
         if blocks:
             self._family.index.put(self._row.lineage, self._first_own, blocks[0].number, means)
+            self._put_token_rows(blocks[0].number, token_rows, [(b.count, b.mean_xxh) for b in added])
 
         def run(db: Db) -> tuple[WorkspaceRow, list[Location]]:
             result = append(db, self._row.id, addition)
@@ -106,7 +120,13 @@ class Durable:
         self._row, freed = self._catalog.write(run, "row_commit")
         self._settle([block.at for block in added], freed)
 
-    def truncate(self, n_tokens: int, tail: NewBlock | None = None, mean: F16 | None = None) -> None:
+    def truncate(
+        self,
+        n_tokens: int,
+        tail: NewBlock | None = None,
+        mean: F16 | None = None,
+        token_row: U8 | None = None,
+    ) -> None:
         cut: Tail | None = None
         if tail is not None and mean is not None:
             self._store.flush()
@@ -124,22 +144,32 @@ class Durable:
         with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
             index = self._family.index
             index.cut(self._row.lineage, self._first_own, n_blocks)
+            self._family.tokens.cut(self._row.lineage, self._first_own, n_blocks)
             if tail is not None and mean is not None:
                 index.put(self._row.lineage, self._first_own, tail.number, mean[np.newaxis])
+                row = None if token_row is None else token_row[np.newaxis]
+                self._put_token_rows(tail.number, row, [(tail.count, mean_xxh(mean))])
 
     def fork(self, name: str) -> Holding:
         self._store.flush()
-        return fork_workspace(self.holding, self._store, name)
+        forked = fork_workspace(self.holding, self._store, name)
+        if self._token_shape is not None:
+            with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
+                self._copy_token_row(forked, self._token_shape)
+        return forked
 
     # -- single facts
 
     def pin(self, pins: Sequence[tuple[int, int]]) -> None:
         self._catalog.write(lambda db: put_pins(db, self._row.id, pins), "pin")
 
-    def recomputed(self, number: int, ref: RecordRef) -> None:
-        """The record of a block was lost, and has been computed again under the same reference."""
+    def recomputed(
+        self, number: int, ref: RecordRef, mean: F16 | None = None, token_row: U8 | None = None
+    ) -> None:
+        """See memory.journal.Journal.recomputed."""
         with self._catalog.snapshot() as db:
             row = find_block(db, self._row.lineage, number)
+            first = 0 if row is None else lineage_row(db, row.lineage).parent_blocks
         try:
             self._store.flush()
         except StoreError:
@@ -148,20 +178,24 @@ class Durable:
         new = self._store.locate(ref)
         if row is None or new is None or new == row.location:
             return
-        old = row.location
+        old, xxh = row.location, row.mean_xxh if mean is None else mean_xxh(mean)
         kept, freed = self._catalog.write(
-            lambda db: put_record(db, self._row.lineage, number, old=old, new=new), "recomputed"
+            lambda db: put_record(db, self._row.lineage, number, old=old, new=new, mean_xxh=xxh), "recomputed"
         )
         self._settle([kept], freed)
-
-    def whereabouts(self, number: int, damaged: Location) -> Location:
-        """Where the record of a block is now, after it could not be read at `damaged`: somebody else who
-        shares the block may have moved it. Raises RecordDamaged if it is lost."""
-        with self._catalog.snapshot() as db:
-            row = find_block(db, self._row.lineage, number)
-        if row is None or row.location is None or row.location == damaged:
-            raise RecordDamaged(f"block {number} ({damaged})", "it is not as it was written")
-        return row.location
+        if kept == new:
+            with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
+                if mean is not None:
+                    self._family.index.put(row.lineage, first, number, mean[np.newaxis])
+                if token_row is not None and self._token_shape is not None:
+                    self._family.tokens.put(
+                        self._token_shape,
+                        row.lineage,
+                        first,
+                        number,
+                        token_row[np.newaxis],
+                        [(row.count, xxh)],
+                    )
 
     def fall(self, locations: Sequence[Location]) -> None:
         """The records at these places give way: only the tokens of their blocks are kept from now on. Any
@@ -173,11 +207,54 @@ class Durable:
 
     # -- private
 
-    def _fact(self, step: StepFacts | None, n_tokens: int) -> StepRow | None:
+    def _put_token_rows(self, number: int, rows: U8 | None, blocks: Sequence[tuple[int, bytes]]) -> None:
+        """blocks: (tokens, checksum of Mean-K) of each, from block `number` on."""
+        if rows is not None and self._token_shape is not None:
+            shape, tokens = self._token_shape, self._family.tokens
+            tokens.put(shape, self._row.lineage, self._first_own, number, rows, blocks)
+
+    def _copy_token_row(self, forked: Holding, shape: TokenShape) -> None:
+        """That of the partial last block, which a fork has a copy of."""
+        with self._catalog.snapshot() as db:
+            child = lineage_row(db, workspace_row(db, forked.place.workspace).lineage)
+            old = find_block(db, self._row.lineage, child.parent_blocks)
+            if old is None:
+                return
+            first = lineage_row(db, old.lineage).parent_blocks
+        new = (child.id, child.parent_blocks)
+        self._family.tokens.copy(shape, (old.lineage, first), new, child.parent_blocks)
+
+    def _rewrite(self, addition: Addition, heat: Sequence[Heat]) -> None:
+        """What came after the start of the addition gives way to it, in one transaction."""
+        n, block = addition.start, self._family.binding.block_size
+        # Its record is that of the first block added, which takes its place at once.
+        cut = Tail(n - n % block, n % block, None, bytes(16)) if n % block else None
+
+        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int]:
+            row, freed = lineage.truncate(db, workspace_row(db, self._row.id), n, cut)
+            row, more = append(db, row.id, addition)
+            put_heat(db, row.lineage, heat)
+            return row, freed + more, lineage_row(db, row.lineage).parent_blocks
+
+        self._row, freed, self._first_own = self._catalog.write(run, "rewrite")
+        self._settle([block.at for block in addition.blocks], freed)
+
+    def _settle_rows(self, added: Sequence[AddedBlock], means: F16, token_rows: U8 | None) -> None:
+        """Rows of the indexes after a rewrite. Not before it: those of the old history lie there."""
+        with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
+            index, tokens = self._family.index, self._family.tokens
+            first = added[0].number if added else self._row.n_tokens // self._family.binding.block_size
+            index.cut(self._row.lineage, self._first_own, first)
+            tokens.cut(self._row.lineage, self._first_own, first)
+            if added:
+                index.put(self._row.lineage, self._first_own, first, means)
+                self._put_token_rows(first, token_rows, [(b.count, b.mean_xxh) for b in added])
+
+    def _fact(self, step: StepFacts | None, start: int, n_tokens: int) -> StepRow | None:
         if step is None or not n_tokens:
             return None
         return StepRow(
-            0, 0, step.kind, self.n_tokens, self.n_tokens + n_tokens, step.query_start,
+            0, 0, step.kind, start, start + n_tokens, step.query_start,
             storable(step.answer),
             int(step.closed), step.scorer, step.options, time.time(),
         )  # fmt: skip

@@ -26,8 +26,9 @@ from .rows import MetaRow, WorkspaceRow
 from .segment import SegmentFormat
 from .small_files import remove_if_there
 from .tables import LINEAGES, META, SEGMENTS, WORKSPACES, BadRow, Db
+from .token_file import TokenFiles
 
-_INDEX_FILE: Final = re.compile(r"(\d+)\.mk")
+_INDEX_FILE: Final = re.compile(r"(\d+)\.(mk|tk)")
 _SEGMENT_FILE: Final = re.compile(r"(\d{6,})\.gguf(\.tmp)?")
 
 
@@ -64,7 +65,8 @@ class Family:
     def __init__(self, folder: Path, files: Files, *, durability: str, read_only: bool) -> None:
         """Reads the catalog's header and what the family is bound to.
 
-        Raises FormatTooNew, CatalogDamaged, WorkspaceMismatch (it is another folder) or StoreFailed.
+        Raises FormatTooNew, FormatTooOld, CatalogDamaged, WorkspaceMismatch (it is another folder) or
+        StoreFailed.
         """
         self.paths: Final = FamilyPaths(folder)
         self.files: Final = files
@@ -93,6 +95,7 @@ class Family:
         self.index: Final = IndexFiles(
             self.paths.index, stored, self.binding.index_shape, files, durable=durability == "full"
         )
+        self.tokens: Final = TokenFiles(self.paths.index, stored, self.binding.layout, files)
         self.segment_format: Final = SegmentFormat(
             stored,
             self.binding.layout,
@@ -153,6 +156,7 @@ class Family:
             remove_if_there(self.files, self.paths.segments / f"{number:06}.gguf")
         for lineage in lineages:
             self.index.drop(lineage)
+            self.tokens.drop(lineage)
         if segments:
             self.files.sync_dir(self.paths.segments)
         if lineages:

@@ -9,9 +9,9 @@ from .family import Family
 from .readers import Readers
 from .rows import OwnedSegment
 from .segment import SegmentRow, create_segment
-from .slot_rows import new_segment, slots_of
+from .slot_rows import check_slots, new_segment, slots_of
 from .small_files import remove_if_there
-from .tables import SEGMENTS, BadRow, Db
+from .tables import SEGMENTS
 
 
 def open_disk(
@@ -33,8 +33,7 @@ def open_disk(
         with family.catalog.snapshot() as db:
             own = list(SEGMENTS.rows(db, "owner=?", (owner,), "ORDER BY number"))
             slots = slots_of(db, own)
-            for row in own:
-                _check_slots(db, row.number)
+            check_slots(db, owner)
 
     def make(number: int) -> int:
         # A file with this number is left of a transaction that did not come to its end.
@@ -59,16 +58,3 @@ def open_disk(
         budget=budget,
         read_only=owner is None,
     )
-
-
-def _check_slots(db: Db, segment: int) -> None:
-    """Raises BadRow if a block names a slot of the segment that does not count as used: the next record
-    would be written over its own."""
-    for table in ("blocks", "ahead"):
-        found = db.execute(
-            f"SELECT b.slot FROM {table} AS b LEFT JOIN slots USING (segment, slot)"
-            " WHERE b.segment=? AND (slots.used IS NOT 1 OR slots.generation <> b.generation) LIMIT 1",
-            (segment,),
-        ).fetchone()
-        if found is not None:
-            raise BadRow(f"a block names slot {found[0]} of segment {segment}, which does not count as used")

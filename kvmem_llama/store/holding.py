@@ -49,7 +49,8 @@ class Holding:
         """The workspace at `place`, locked unless it is only read.
 
         binding: of the engine that wants to use it; None: it is only managed. lock: if it is locked already.
-        Raises WorkspaceNotFound, StoreLocked, WorkspaceMismatch, FormatTooNew, StoreDamaged or StoreFailed.
+        Raises WorkspaceNotFound, StoreLocked, WorkspaceMismatch, FormatTooNew, FormatTooOld, StoreDamaged or
+        StoreFailed.
         """
         family = root.open_family(place.family, read_only=read_only)
         try:

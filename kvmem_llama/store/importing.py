@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvmem_llama.errors import FormatTooNew, KvmemError
+from kvmem_llama.errors import ExportDamaged, FormatTooNew, KvmemError
 
 from .append import AddedBlock, Addition, Heat, append, put_heat, put_pins, workspace_row
 from .binding import Binding
@@ -171,6 +171,11 @@ def _copy_index(family: Family, lineage: int, bundle: BundleReader, n_blocks: in
 
 
 def _manifest(bundle: BundleReader, path: Path) -> _Manifest:
+    if not bundle.begins_with("manifest.json"):
+        raise ExportDamaged(
+            path, "it does not begin as one does",
+            hint="Nothing was imported. Give a file that `kvmem workspace export` made, or copy it again.",
+        )  # fmt: skip
     try:
         facts: dict[str, Any] = json.loads(bundle.whole("manifest.json"))
         found = int(facts["format"])

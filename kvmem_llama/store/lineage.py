@@ -26,7 +26,7 @@ from .content import (
 from .location import Location, Origin
 from .rows import BlockRow, LineageRow, MetaRow, StepRow, WorkspaceRow, new_block
 from .slot_rows import disown_segments, free_slots, take_slots
-from .tables import BLOCKS, HEAT, LINEAGES, META, PINS, STEPS, TEXTS, WORKSPACES, BadRow, Db
+from .tables import BLOCKS, HEAT, LINEAGES, META, PINS, STEPS, TEXTS, WORDS, WORKSPACES, BadRow, Db
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _drop_from(db: Db, lineage: LineageRow, n_blocks: int, n_tokens: int, n_step
     """Drops own blocks from number `n_blocks` on, tokens and steps likewise -> the records set free."""
     where, args = "lineage=? AND number>=?", (lineage.id, n_blocks)
     freed = [at for row in BLOCKS.rows(db, where, args) if (at := row.location) is not None]
-    for table in (BLOCKS, TEXTS, HEAT):
+    for table in (BLOCKS, TEXTS, WORDS, HEAT):
         table.delete(db, where, args)
     cut_tokens(db, lineage, n_tokens)
     STEPS.delete(db, where, (lineage.id, n_steps))

@@ -1,17 +1,18 @@
-"""Opening a history: catalog and index are read; records only where a row of the index is made again."""
+"""Opening a history: catalog and indexes are read; records only where a row of an index is made again."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from kvmem_llama.errors import RecordDamaged, StoreError
+from kvmem_llama.native.layout import U8
 
 from .append import Heat, read_heat, workspace_row
 from .content import (
@@ -28,11 +29,18 @@ from .heat import Uses
 from .holding import Holding
 from .index_file import F16, IndexChunks, mean_xxh
 from .location import DurableRecords, Origin
+from .records import Record
+from .row_chunks import RowChunks
 from .rows import AheadRow, BlockRow, WorkspaceRow
 from .steps import MeanOf, NewBlock, ReadBlock, Restored
 from .tables import AHEAD, BLOCKS, Db
+from .token_file import TokenChunks, TokenSource
 
 _HALF_LIFE: Final = Uses().half_life  # commits
+_GROUP: Final = 256  # blocks whose rows are made, and then written
+
+Told: TypeAlias = Callable[[int, int], None]
+"""(blocks done, all of them)"""
 
 
 @contextlib.contextmanager
@@ -56,10 +64,15 @@ def restore(
     *,
     scored: Sequence[int] | None,
     chunk_blocks: int,
+    means: bool = True,
+    token_source: TokenSource | None = None,
+    told: Told | None = None,
 ) -> Restored:
     """The committed history of a workspace.
 
-    scored, chunk_blocks: of the index, see MeanKIndex. mean_of: makes a row of all full-attention layers.
+    scored, chunk_blocks: of the indexes, see MeanKIndex. mean_of: makes a row of all full-attention layers.
+    means: the Mean-K index is wanted. token_source: of the token index; None: it is not wanted. told: is
+    called now and then while rows are made again from records, which takes as long as to read these.
     Raises CatalogDamaged or StoreFailed.
     """
     with holding.family.catalog.snapshot() as db:
@@ -73,9 +86,16 @@ def restore(
         pins = read_pins(db, row)
         ahead = _ahead_run(db, row, rows, holding.family.binding.block_size)
         heat = {item.number: item for item in read_heat(db, row.lineage)}
-    index = IndexChunks(holding.family.binding.index_shape, scored, len(rows), chunk_blocks)
-    missing = holding.family.index.load(parts, rows, index)
-    unscored = _make_again(holding, store, mean_of, parts, rows, missing, index)
+    maker = _Maker(holding, store, parts, rows)
+    index = IndexChunks(holding.family.binding.index_shape, scored, len(rows) if means else 0, chunk_blocks)
+    if means:
+        maker.wants_means(index, mean_of)
+    token_chunks: Sequence[U8] = ()
+    if token_source is not None:
+        into = TokenChunks(token_source.shape, len(rows), chunk_blocks)
+        maker.wants_tokens(into, token_source)
+        token_chunks = into.chunks
+    maker.run(told)
     blocks = [
         NewBlock(
             block.number, block.start, block.count,
@@ -88,8 +108,11 @@ def restore(
         tokens=tokens,
         blocks=blocks,
         chunks=index.chunks,
+        token_chunks=token_chunks,
+        tokens_missing=maker.tokens_lost,
+        n_made=maker.n_made,
         counts=np.array([block.count for block in rows], np.int32),
-        unscored=unscored,
+        unscored=maker.means_lost,
         pins=pins,
         ahead=[
             ReadBlock(a.number, a.start, store.attach(a.location), np.frombuffer(a.ids, "<i4").astype("i4"))
@@ -120,47 +143,95 @@ def _cooled(heat: Heat | None, now: int) -> tuple[float, int]:
     return heat.recent * 0.5 ** (age / _HALF_LIFE), heat.total
 
 
-def _make_again(
-    holding: Holding,
-    store: DurableRecords,
-    mean_of: MeanOf,
-    parts: Sequence[Span],
-    rows: Sequence[BlockRow],
-    missing: Sequence[int],
-    index: IndexChunks,
-) -> list[int]:
-    """Makes rows of the index from records -> the blocks whose records are lost, too."""
-    unscored: list[int] = []
-    made: dict[int, F16] = {}
-    for number in missing:
-        at = rows[number].location
-        try:
-            if at is None:
-                raise RecordDamaged(f"block {number}", "it is gone")
-            made[number] = mean_of(store.read(at), rows[number].count)
-        except RecordDamaged:
-            index.put(number, np.zeros((1, holding.family.binding.index_shape.n_elements), np.float16))
-            unscored.append(number)
-            continue
-        index.put(number, made[number][np.newaxis])
-    if made and not holding.read_only:
-        with contextlib.suppress(StoreError):  # it is made again the next time
-            _keep(holding, parts, rows, made)
-    return unscored
+class _Maker:
+    """Makes rows of the indexes from records where they are not as they should be."""
+
+    def __init__(
+        self, holding: Holding, store: DurableRecords, parts: Sequence[Span], rows: Sequence[BlockRow]
+    ) -> None:
+        self._holding: Final = holding
+        self._store: Final = store
+        self._parts: Final = parts
+        self._rows: Final = list(rows)
+        self._means: tuple[IndexChunks, MeanOf, set[int]] | None = None
+        self._tokens: tuple[RowChunks, TokenSource, set[int]] | None = None
+        self.n_made = 0  # blocks
+        # Blocks whose records are lost, too.
+        self.means_lost: list[int] = []
+        self.tokens_lost: list[int] = []
+
+    def wants_means(self, into: IndexChunks, mean_of: MeanOf) -> None:
+        missing = self._holding.family.index.load(self._parts, self._rows, into)
+        self._means = (into, mean_of, set(missing))
+
+    def wants_tokens(self, into: RowChunks, source: TokenSource) -> None:
+        missing = self._holding.family.tokens.load(source.shape, self._parts, self._rows, into)
+        self._tokens = (into, source, set(missing))
+
+    def run(self, told: Told | None) -> None:
+        wanted = sorted(
+            (self._means[2] if self._means else set()) | (self._tokens[2] if self._tokens else set())
+        )
+        for first in range(0, len(wanted), _GROUP):
+            if told is not None:
+                told(first, len(wanted))
+            means: dict[int, F16] = {}
+            tokens: dict[int, U8] = {}
+            for number in wanted[first : first + _GROUP]:
+                self._make(number, means, tokens)
+            self.n_made += len(means.keys() | tokens.keys())
+            if not self._holding.read_only:
+                with contextlib.suppress(StoreError):  # they are made again the next time
+                    self._keep(means, tokens)
+        if told is not None and wanted:
+            told(len(wanted), len(wanted))
+
+    def _make(self, number: int, means: dict[int, F16], tokens: dict[int, U8]) -> None:
+        """The rows of one block, into the indexes and the two dictionaries."""
+        block = self._rows[number]
+        record: Record | None = None
+        with contextlib.suppress(RecordDamaged):
+            record = None if block.location is None else self._store.read(block.location)
+        if self._means is not None and number in self._means[2]:
+            into, mean_of, _ = self._means
+            if record is None:
+                into.put(
+                    number, np.zeros((1, self._holding.family.binding.index_shape.n_elements), np.float16)
+                )
+                self.means_lost.append(number)
+            else:
+                means[number] = mean_of(record, block.count)
+                into.put(number, means[number][np.newaxis])
+        if self._tokens is not None and number in self._tokens[2]:
+            chunks, source, _ = self._tokens
+            if record is None:
+                self.tokens_lost.append(number)
+            else:
+                tokens[number] = source.row_of(record, block.count)
+                chunks.put(number, tokens[number][np.newaxis])
+
+    def _keep(self, means: dict[int, F16], tokens: dict[int, U8]) -> None:
+        """Writes rows that were made again, each where its block belongs."""
+        family, changed = self._holding.family, []
+        for number, mean in means.items():
+            if self._rows[number].mean_xxh != mean_xxh(mean):  # the row of its block was repaired
+                self._rows[number] = replace(self._rows[number], mean_xxh=mean_xxh(mean))
+                changed.append(self._rows[number])
+        if changed:
+            family.catalog.write(lambda db: BLOCKS.insert(db, changed, replace=True), "means")
+        for part in self._parts:
+            lineage, first = part.lineage, part.blocks[0]
+            for run in _runs(means, part):
+                family.index.put(lineage, first, run[0], np.stack([means[number] for number in run]))
+            for run in _runs(tokens, part):
+                assert self._tokens is not None
+                rows = np.stack([tokens[number] for number in run])
+                facts = [(self._rows[number].count, self._rows[number].mean_xxh) for number in run]
+                family.tokens.put(self._tokens[1].shape, lineage, first, run[0], rows, facts)
 
 
-def _keep(holding: Holding, parts: Sequence[Span], rows: Sequence[BlockRow], made: dict[int, F16]) -> None:
-    """Writes rows that were made again into the index, each where its block belongs."""
-    changed = [
-        replace(rows[number], mean_xxh=mean_xxh(row))
-        for number, row in made.items()
-        if rows[number].mean_xxh != mean_xxh(row)  # its record was computed again since
-    ]
-    if changed:
-        holding.family.catalog.write(lambda db: BLOCKS.insert(db, changed, replace=True), "means")
-    for part in parts:
-        numbers = [n for n in made if part.blocks[0] <= n < part.blocks[1]]
-        for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
-            own = [number for _, number in run]
-            means = np.stack([made[number] for number in own])
-            holding.family.index.put(part.lineage, part.blocks[0], own[0], means)
+def _runs(numbers: Iterable[int], part: Span) -> Iterator[list[int]]:
+    """Numbers of blocks of one part that come one after the other. numbers: ascending."""
+    own = [number for number in numbers if part.blocks[0] <= number < part.blocks[1]]
+    for _, run in groupby(enumerate(own), key=lambda item: item[1] - item[0]):
+        yield [number for _, number in run]

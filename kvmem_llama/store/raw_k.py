@@ -22,6 +22,8 @@ _PART: Final = (
     512 * Q8_0_BLOCK
 )  # elements converted at once: they stay in the cache, and in small allocations
 _LARGEST_SCALE: Final = np.float32(515.5)  # times 127 it is still a float16
+# The largest bf16 that rows of a size in bytes can hold. Rounded to the nearest, what is larger would be inf.
+_LARGEST_BF16: Final = {2: np.float32(65280), 4: np.float32((2 - 2**-7) * 2.0**127)}
 
 _Rows = NDArray[np.floating]
 
@@ -87,7 +89,7 @@ class RawK:
             if self._is_q8:
                 _to_q8_0(part, stored[at // Q8_0_BLOCK : (at + _PART) // Q8_0_BLOCK], self._dtype)
             else:
-                stored[at : at + _PART] = _to_bf16(part)
+                stored[at : at + _PART] = _to_bf16(part, _LARGEST_BF16[self._dtype.itemsize])
         return out
 
     def _decode(self, stored: Record, out: _Rows) -> None:
@@ -103,9 +105,9 @@ class RawK:
                 out[at : at + _PART] = bits.view("<f4")
 
 
-def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Rounded to the nearest, of two the even one."""
-    bits = values.view(np.uint32)
+def _to_bf16(values: NDArray[np.float32], largest: np.float32) -> NDArray[np.uint32]:
+    """Rounded to the nearest, of two the even one, and to no more than `largest`. Changes `values`."""
+    bits = np.clip(values, -largest, largest, out=values).view(np.uint32)
     return (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
 
 

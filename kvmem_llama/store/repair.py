@@ -26,6 +26,7 @@ from .rows import (
     OwnedSegment,
     SlotRow,
     StepRow,
+    WordsRow,
     WorkspaceRow,
     new_block,
 )
@@ -39,6 +40,7 @@ from .tables import (
     SLOTS,
     STEPS,
     TEXTS,
+    WORDS,
     WORKSPACES,
     BadRow,
     Db,
@@ -46,15 +48,15 @@ from .tables import (
 )
 from .verify import Finding, Report, Verifier
 
-_HINTS = (HEAT, TEXTS, AHEAD)  # tables whose rows can be done without
+_HINTS = (HEAT, TEXTS, WORDS, AHEAD)  # tables whose rows can be done without
 
 
 def verify_family(root: Root, family_id: str, *, repair: bool = False) -> Report:
     """Checks one family, and mends what can be mended.
 
     repair: nobody may have a workspace of it open. What is found is what was found before the repair; call
-    again to see what is left. Raises StoreLocked, FormatTooNew, StoreDamaged (nothing can be looked at),
-    StoreFull or StoreFailed.
+    again to see what is left. Raises StoreLocked, FormatTooNew, FormatTooOld, StoreDamaged (nothing can be
+    looked at), StoreFull or StoreFailed.
     """
     # What cannot be written to, a copy on a medium that is read-only, can still be checked.
     read_only = not repair and not os.access(root.folder / family_id, os.W_OK)
@@ -98,7 +100,7 @@ def _all_locked(root: Root, family: Family) -> Iterator[None]:
 
 def _in_order(findings: list[Finding]) -> list[Finding]:
     """Rows before what is derived from them."""
-    order = ["row", "workspaces", "count", "segment", "record", "slot", "index", "file"]
+    order = ["row", "workspaces", "count", "segment", "record", "slot", "index", "tokens", "words", "file"]
     known = [finding for finding in findings if finding.kind in order]
     return sorted(known, key=lambda finding: order.index(finding.kind))
 
@@ -283,6 +285,24 @@ def _mend_index(family: Family, finding: Finding) -> bool:
     return isinstance(finding.row, BlockRow) and finding.row.location is not None
 
 
+def _mend_words(family: Family, finding: Finding) -> bool:
+    """They are made again by the next search: that needs the model."""
+    words = finding.row
+    assert isinstance(words, WordsRow)
+    where, args = "lineage=? AND number=?", (words.lineage, words.number)
+    family.catalog.write(lambda db: WORDS.delete(db, where, args), "repair")
+    return True
+
+
+def _mend_tokens(family: Family, finding: Finding) -> bool:
+    """Where the row is wanted and the record is there, it is made again when the workspace is opened."""
+    assert isinstance(finding.row, BlockRow)
+    with family.catalog.snapshot() as db:
+        first = lineage_row(db, finding.row.lineage).parent_blocks
+    family.tokens.erase(finding.row.lineage, first, finding.row.number)
+    return True
+
+
 def _mend_file(family: Family, finding: Finding) -> bool:
     family.sweep(everything=True)
     return True
@@ -296,6 +316,8 @@ _MENDERS: dict[str, Callable[[Family, Finding], bool]] = {
     "record": _mend_record,
     "slot": _mend_slot,
     "index": _mend_index,
+    "tokens": _mend_tokens,
+    "words": _mend_words,
     "file": _mend_file,
 }
 _ROW_MENDERS: dict[str, Callable[[Db, Table[Any], tuple[Any, ...]], bool]] = {

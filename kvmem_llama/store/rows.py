@@ -103,6 +103,16 @@ class TextRow:
 
 
 @dataclass(frozen=True, slots=True)
+class WordsRow:
+    """The words of a complete block."""
+
+    lineage: int
+    number: int
+    source: bytes  # [8] of the token ids they were made from
+    terms: bytes  # uint64 per word, little-endian
+
+
+@dataclass(frozen=True, slots=True)
 class HeatRow:
     """How often a block was recalled: lately (halved every so many recalls), and ever."""
 

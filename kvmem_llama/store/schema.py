@@ -1,11 +1,11 @@
-"""The tables of a catalog, format 1. docs/format.md explains them; the dataclasses of rows.py mirror them."""
+"""The tables of a catalog, format 2. docs/format.md explains them; the dataclasses of rows.py mirror them."""
 
 from __future__ import annotations
 
 from typing import Final
 
-FORMAT: Final = 1
-"""Written to PRAGMA user_version. A program refuses a catalog whose format is newer than the one it knows."""
+FORMAT: Final = 2
+"""Written to PRAGMA user_version. A program refuses a catalog of any other format than this one, by name."""
 
 APPLICATION_ID: Final = 0x6B766D6D  # "kvmm", PRAGMA application_id: what `file` shows of a catalog
 
@@ -39,6 +39,10 @@ CREATE UNIQUE INDEX blocks_by_slot ON blocks(segment, slot) WHERE segment IS NOT
 CREATE TABLE texts(
   lineage INTEGER NOT NULL, number INTEGER NOT NULL, text TEXT NOT NULL, row_xxh INTEGER NOT NULL,
   PRIMARY KEY(lineage, number));
+
+CREATE TABLE words(
+  lineage INTEGER NOT NULL, number INTEGER NOT NULL, source BLOB NOT NULL, terms BLOB NOT NULL,
+  row_xxh INTEGER NOT NULL, PRIMARY KEY(lineage, number)) WITHOUT ROWID;
 
 CREATE TABLE heat(
   lineage INTEGER NOT NULL, number INTEGER NOT NULL, recent REAL NOT NULL, total INTEGER NOT NULL,

@@ -87,3 +87,20 @@ def slots_of(db: Db, segments: Iterable[OwnedSegment]) -> list[tuple[int, int, i
         for row in segments
         for slot in SLOTS.rows(db, "segment=?", (row.number,))
     ]
+
+
+def check_slots(db: Db, owner: str) -> None:
+    """Raises BadRow if a block names a slot, in a segment of the workspace `owner`, that does not count as
+    used: the next record would be written over its own."""
+    for table in ("blocks", "ahead"):
+        # All rows are looked at, in the table itself: blocks_by_slot may lack an entry. `coalesce` keeps
+        # SQLite from it; NOT INDEXED does not, for a table without rowids.
+        found = db.execute(
+            f"SELECT b.segment, b.slot FROM {table} AS b"
+            " LEFT JOIN slots AS s ON s.segment = b.segment AND s.slot = b.slot"
+            " WHERE coalesce(b.segment, 0) IN (SELECT number FROM segments WHERE owner=?)"
+            " AND (s.used IS NOT 1 OR s.generation IS NOT b.generation) LIMIT 1",
+            (owner,),
+        ).fetchone()
+        if found is not None:
+            raise BadRow(f"a block names slot {found[1]} of segment {found[0]}, which does not count as used")

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvmem_llama.native.layout import I32
+from kvmem_llama.native.layout import I32, U8
 
 from .index_file import F16
 from .location import Origin
 from .records import Record, RecordRef
 from .rows import StepRow
+from .words import BlockWords
 
 MeanOf = Callable[[Record, int], F16]
 """(record, count) -> Mean-K of its first `count` rows, [elements of a row of the index] float16."""
+
+
+RowOf = Callable[[Record, int], U8]
+"""(record, count) -> the row of its first `count` tokens in the token index, [bytes of a row]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class NewBlock:
     ref: RecordRef
     origin: Origin = Origin.READ
     text: str | None = None  # of a complete block
+    words: BlockWords | None = None  # of a complete block
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,12 @@ class Restored:
 
     tokens: I32
     blocks: Sequence[NewBlock]
-    chunks: Sequence[F16]  # of the index, as MeanKIndex keeps them
+    chunks: Sequence[F16]  # of the Mean-K index, as MeanKIndex keeps them; none if it was not asked for
+    token_chunks: Sequence[U8]  # of the token index, likewise
+    tokens_missing: Sequence[int]  # blocks without a row of the token index, and without a record
+    n_made: int  # blocks whose rows had to be made again from their records
     counts: NDArray[np.int32]  # tokens of each block
-    unscored: Sequence[
-        int
-    ]  # blocks whose index row and record are both lost: to be recomputed before all else
+    unscored: Sequence[int]  # blocks whose Mean-K and record are both lost: to be computed before all else
     pins: Sequence[tuple[int, int]]
     ahead: Sequence[ReadBlock]
     steps: Sequence[StepRow]

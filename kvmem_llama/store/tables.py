@@ -3,6 +3,7 @@ written and compared here when it is read: there is no other way to a row."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sqlite3
 import struct
@@ -23,6 +24,7 @@ from .rows import (
     StepRow,
     TextRow,
     TokensRow,
+    WordsRow,
     WorkspaceRow,
 )
 
@@ -95,6 +97,14 @@ class Table(Generic[R]):
         for values in db.execute(f"{self._select} WHERE {where} {tail}", args):
             yield self.checked(values)
 
+    def sound_rows(
+        self, db: Db, where: str = "1", args: Sequence[object] = (), tail: str = ""
+    ) -> Iterator[R]:
+        """As `rows`, without those that are not as they were written: of what can be made again."""
+        for values in db.execute(f"{self._select} WHERE {where} {tail}", args):
+            with contextlib.suppress(BadRow):
+                yield self.checked(values)
+
     def raw(self, db: Db) -> Iterator[tuple[object, ...]]:
         """All rows unchecked, each with its checksum last: for `verify`."""
         yield from db.execute(self._select)
@@ -142,6 +152,7 @@ LINEAGES: Final = Table("lineages", LineageRow, "id")
 TOKENS: Final = Table("tokens", TokensRow, "lineage chunk")
 BLOCKS: Final = Table("blocks", BlockRow, "lineage number")
 TEXTS: Final = Table("texts", TextRow, "lineage number")
+WORDS: Final = Table("words", WordsRow, "lineage number")
 HEAT: Final = Table("heat", HeatRow, "lineage number")
 STEPS: Final = Table("steps", StepRow, "lineage number")
 PINS: Final = Table("pins", PinRow, "workspace number")
@@ -150,5 +161,5 @@ SEGMENTS: Final = Table("segments", OwnedSegment, "number")
 SLOTS: Final = Table("slots", SlotRow, "segment slot")
 
 ALL_TABLES: Final[tuple[Table[Any], ...]] = (
-    META, WORKSPACES, LINEAGES, TOKENS, BLOCKS, TEXTS, HEAT, STEPS, PINS, AHEAD, SEGMENTS, SLOTS,
+    META, WORKSPACES, LINEAGES, TOKENS, BLOCKS, TEXTS, WORDS, HEAT, STEPS, PINS, AHEAD, SEGMENTS, SLOTS,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvmem_llama.errors import CatalogDamaged, RecordDamaged, StoreFailed
+from kvmem_llama.native.layout import I32
 
 from .content import (
     check_blocks,
@@ -22,7 +23,7 @@ from .content import (
 )
 from .family import Family
 from .head import Head
-from .location import Location, RecordFiles
+from .location import Location, Origin, RecordFiles
 from .lock import is_locked
 from .root import Root
 from .rows import AheadRow, BlockRow, OwnedSegment, SlotRow, WorkspaceRow
@@ -34,19 +35,22 @@ from .tables import (
     SEGMENTS,
     SLOTS,
     SQLITE_ERRORS,
+    WORDS,
     WORKSPACES,
     BadRow,
     Db,
     MissingRow,
     Table,
 )
+from .words import source_of, words_of
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is not as it should be."""
 
-    kind: str  # catalog | row | workspaces | count | history | slot | segment | record | index | file
+    # catalog | row | workspaces | count | history | slot | segment | record | index | tokens | words | file
+    kind: str
     where: str
     what: str
     row: object = field(default=None, compare=False)  # what the repair needs
@@ -80,6 +84,7 @@ class Verifier:
         self._family: Final = family
         self._records: Final = records
         self.report: Final = report
+        self._words: Final = set[tuple[int, int]]()  # (lineage, number) of blocks whose words were looked at
 
     def run(self) -> Report:
         """Raises FormatTooNew or StoreFailed only where nothing can be looked at."""
@@ -88,6 +93,7 @@ class Verifier:
                 self._check_pages(db)
                 self._check_rows(db)
                 self._check_histories(db)
+                self._check_stray_words(db)
                 self._check_slots(db)
                 named = list(self._named(db))
                 segments = list(self._sound(db, SEGMENTS))
@@ -128,10 +134,11 @@ class Verifier:
         for row in self._sound(db, WORKSPACES):
             self.report.n_workspaces += 1
             try:
-                read_tokens(db, row.lineage, 0, row.n_tokens)
+                ids = read_tokens(db, row.lineage, 0, row.n_tokens)
                 blocks = list(iter_blocks(db, row.lineage))
                 check_blocks(blocks, row)
                 self._check_index(db, row, blocks)
+                self._check_words(db, row, ids)
                 for check in (self._check_steps, self._check_pins):
                     try:
                         check(db, row)
@@ -168,9 +175,35 @@ class Verifier:
             # may have been killed in between. It is made from the record when the workspace is opened.
             is_partial = block.count < self._family.binding.block_size
             is_expected = is_partial and (block.location is not None or self._is_in_use(row))
+            # So is that of a block that was computed again.
+            is_expected |= block.origin == Origin.RECOMPUTED and block.location is not None
             if self._is_current(block) and not is_expected:
                 where = f"workspace {row.name!r:.80}, block {number}"
                 self.report.add("index", where, "its index row is not as it was written", block)
+        for number in self._family.tokens.check(parts, blocks):
+            is_partial = blocks[number].count < self._family.binding.block_size
+            if self._is_current(blocks[number]) and not (is_partial and self._is_in_use(row)):
+                where = f"workspace {row.name!r:.80}, block {number}"
+                self.report.add("tokens", where, "its row of the token index is damaged", blocks[number])
+
+    def _check_words(self, db: Db, row: WorkspaceRow, ids: I32) -> None:
+        """The words of a block were made from its tokens."""
+        block = self._family.binding.block_size
+        for words in words_of(db, row.lineage):
+            self._words.add((words.lineage, words.number))
+            is_whole = (words.number + 1) * block <= len(ids)
+            if not is_whole or words.source != source_of(ids, words.number, block):
+                where = f"workspace {row.name!r:.80}, block {words.number}"
+                self.report.add("words", where, "its words are not those of its tokens", words)
+
+    def _check_stray_words(self, db: Db) -> None:
+        """Where all histories are known, there are no words of others."""
+        if not self.report.is_sound:
+            return
+        for words in WORDS.rows(db):
+            if (words.lineage, words.number) not in self._words:
+                where = f"lineage {words.lineage}, block {words.number}"
+                self.report.add("words", where, "words without a block", words)
 
     def _check_slots(self, db: Db) -> None:
         """Every used slot is named by one block, and the other way round."""

@@ -112,7 +112,7 @@ def _recalls(session: Session, prompt: Prompt, choose: Choose) -> TaskGenerator[
         candidates = frame.candidates()
         outside = set((prompt.evidence // frame.block).tolist()) - set(candidates.tolist())
         assert not outside, f"{prompt.case.id}: evidence in blocks {outside}, which are in every view"
-        scores = session.core.scorer.score(buffer.rows(), session.history.index, candidates)
+        scores = session.core.scorer.score(buffer.rows(), session.history.indexes.mean_k, candidates)
         selected, answers = choose(candidates, scores), {}
         largest = max(map(len, selected.values()))
         if largest > frame.n_select:

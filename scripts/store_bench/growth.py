@@ -72,6 +72,7 @@ def measure(folder: Path, kind: str, n_rounds: int, n_threads: int, real: Sequen
     from kvmem_llama.durable import Shelf
     from kvmem_llama.memory.history import History
     from kvmem_llama.memory.index import MeanKIndex, mean_of
+    from kvmem_llama.memory.indexes import Indexes
     from kvmem_llama.memory.scoring import QueryRows
     from kvmem_llama.memory.scoring.cpu import CpuScorer
     from kvmem_llama.memory.texts import BlockTexts
@@ -91,7 +92,7 @@ def measure(folder: Path, kind: str, n_rounds: int, n_threads: int, real: Sequen
     rss_before, began = memory("RssAnon"), time.perf_counter()
     opened = shelf.open(NAME, create=False, policy="kvmem", system=None)
     texts = BlockTexts(lambda ids: "", BLOCK)
-    history = History(opened.store, MeanKIndex(LAYERS, LAYOUT), texts, BLOCK, LAYOUT.nbytes)
+    history = History(opened.store, Indexes(MeanKIndex(LAYERS, LAYOUT)), texts, BLOCK, LAYOUT.nbytes)
     history.restore(opened.restored)
     opened.taken_over()
     open_s, rss_anon = time.perf_counter() - began, memory("RssAnon")
@@ -103,7 +104,7 @@ def measure(folder: Path, kind: str, n_rounds: int, n_threads: int, real: Sequen
     score, stage_in = [], []
     for i in range(n_rounds and n_rounds + 1):
         began = time.perf_counter()
-        scores = scorer.score(query, history.index, candidates)
+        scores = scorer.score(query, history.indexes.mean_k, candidates)
         seconds = time.perf_counter() - began
         assert abs(scores.sum() / N_QUERY - 1) < 1e-4
         if i:

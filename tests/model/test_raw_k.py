@@ -53,7 +53,7 @@ def rows_of(ws: Workspace) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def means_of(ws: Workspace) -> np.ndarray[Any, np.dtype[np.float16]]:
-    index = ws._policy._session.history.index  # type: ignore[attr-defined]
+    index = ws._policy._session.history.indexes.mean_k  # type: ignore[attr-defined]
     return np.array([index.means(layer) for layer in range(len(index.layers))])
 
 

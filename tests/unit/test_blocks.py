@@ -11,6 +11,7 @@ import pytest
 from kvmem_llama.memory.blocks import Block, BlockTable
 from kvmem_llama.memory.history import History
 from kvmem_llama.memory.index import MeanKIndex
+from kvmem_llama.memory.indexes import Indexes
 from kvmem_llama.memory.positions import TokenPos
 from kvmem_llama.memory.texts import BlockTexts
 from kvmem_llama.store import HostStore, RecordRef, StaleRecord
@@ -117,13 +118,13 @@ class Rows:
                 k = LAYOUT.k_offsets[layer] + (slot0 + i) * 32
                 target[k : k + 32].view(np.float32)[:] = self.history.tokens(row, row + 1)[0]
 
-    def read_q(self, rows: Any) -> Any:
+    def read_q(self, rows: Any, layers: Any = None) -> Any:
         raise AssertionError
 
 
 def history() -> History:
     texts = BlockTexts(lambda ids: " ".join(map(str, ids)), 8)
-    return History(HostStore(), MeanKIndex(fake_model.LAYERS, LAYOUT), texts, 8, LAYOUT.nbytes)
+    return History(HostStore(), Indexes(MeanKIndex(fake_model.LAYERS, LAYOUT)), texts, 8, LAYOUT.nbytes)
 
 
 def grow(it: History, n: int, *, final: bool = True) -> None:
@@ -144,22 +145,22 @@ def tokens_in(it: History) -> list[list[float]]:
 
 
 def means(it: History) -> Any:
-    return it.index.means(0)
+    return it.indexes.mean_k.means(0)
 
 
 def test_complete_blocks_are_listed_at_once_and_the_partial_one_at_the_commit() -> None:
     it = history()
     grow(it, 19)
-    assert (len(it.table), len(it.index), it.n_committed) == (2, 2, 0)
+    assert (len(it.table), len(it.indexes.mean_k), it.n_committed) == (2, 2, 0)
     it.commit()
-    assert (len(it.table), len(it.index), it.n_committed) == (3, 3, 19)
+    assert (len(it.table), len(it.indexes.mean_k), it.n_committed) == (3, 3, 19)
     assert tokens_in(it)[2] == [16, 17, 18]
 
 
 def test_provisional_rows_are_neither_stored_nor_indexed_nor_counted() -> None:
     it = history()
     grow(it, 30, final=False)
-    assert not len(it.table) and not len(it.index) and not it.store.stats().n_records
+    assert not len(it.table) and not len(it.indexes.mean_k) and not it.store.stats().n_records
     it.rollback(keep_until=0)
     assert it.n_tokens == 0 and not it.store.stats().n_records
 

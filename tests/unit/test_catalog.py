@@ -15,6 +15,7 @@ from durable_run import BLOCK, Memory, make_binding, make_memory, make_root, reo
 from kvmem_llama.errors import (
     CatalogDamaged,
     FormatTooNew,
+    FormatTooOld,
     StoreFailed,
     StoreFull,
     StoreLocked,
@@ -26,6 +27,7 @@ from kvmem_llama.store.catalog import Catalog, connect_sqlite
 from kvmem_llama.store.deleting import delete_workspace
 from kvmem_llama.store.files import Files
 from kvmem_llama.store.holding import Holding
+from kvmem_llama.store.repair import verify_family
 from kvmem_llama.store.root import Root
 from kvmem_llama.store.schema import FORMAT
 from kvmem_llama.store.tables import BLOCKS, META, SEGMENTS, SLOTS
@@ -174,8 +176,8 @@ def test_a_block_that_fell_to_its_tokens_is_recomputed_and_stays(root: Root) -> 
     memory.journal.recomputed(0, memory.blocks[0].ref)
     memory = reopened(memory)
     np.testing.assert_array_equal(memory.store.get(memory.blocks[0].ref), record)
-    assert memory.blocks[0].origin == 1
-    memory.check_index()
+    assert memory.blocks[0].origin == 1 and not memory.restored.n_made
+    memory.check_index()  # its row is the one that it had
     memory.close()
 
 
@@ -267,6 +269,29 @@ def test_a_newer_format_is_refused_and_not_touched(root: Root) -> None:
     with pytest.raises(FormatTooNew, match=f"format {FORMAT + 1}"):
         Holding.open(root, place)
     assert [type(item.error) for item in root.list()] == [FormatTooNew]
+    assert path.read_bytes() == before
+
+
+def test_a_catalog_from_before_the_counts_is_refused_as_older_and_not_as_damaged(root: Root) -> None:
+    memory = make_memory(root, n_tokens=10)
+    memory.close()
+    path = root.folder / memory.place.family / "catalog.sqlite"
+    with sqlite3.connect(path) as db:  # what format 1 was
+        for column in ("n_steps", "n_pins"):
+            db.execute(f"ALTER TABLE workspaces DROP COLUMN {column}")
+        db.execute("DELETE FROM meta WHERE key='n_workspaces'")
+        db.execute("PRAGMA user_version=1")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(FormatTooOld, match=f"the older format 1, .* reads format {FORMAT}") as caught:
+        Holding.open(root, memory.place)
+    assert caught.value.found == 1 and "Export" in caught.value.hint
+    with pytest.raises(FormatTooOld):
+        verify_family(root, memory.place.family, repair=True)
+    assert [type(item.error) for item in root.list()] == [FormatTooOld]
+    with pytest.raises(WorkspaceNotFound, match="older format 1") as unread:
+        root.find("notes")
+    assert unread.value.may_exist  # so that no empty one takes its place
     assert path.read_bytes() == before
 
 
@@ -430,6 +455,35 @@ def test_a_commit_that_cannot_be_written_over_keeps_nobody_waiting(tmp_path: Pat
         other = Catalog(path)
         other.write(lambda db: None)
         other.close()
+    catalog.close()
+
+
+def test_a_catalog_that_vanished_does_not_hide_why_a_commit_failed(tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    path = tmp_path / "catalog.sqlite"
+    Catalog.create(path)
+
+    class Vanishing(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if sql in ("COMMIT", "ROLLBACK"):  # so the connection is given up, and none can be had after it
+                path.unlink(missing_ok=True)
+                failure = sqlite3.OperationalError("injected")
+                failure.sqlite_errorcode = sqlite3.SQLITE_IOERR
+                raise failure
+            return super().execute(sql, *args)  # type: ignore[arg-type]
+
+    def connect(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            uri, uri=True, isolation_level=None, check_same_thread=False, factory=Vanishing
+        )
+
+    catalog = Catalog(path)
+    writer = Catalog(path, connect=connect)
+    with pytest.raises(StoreFailed, match="injected"):
+        writer.write(lambda db: db.execute("INSERT INTO meta VALUES ('k', 'v', 0)") and None)
+    with pytest.raises(StoreFailed, match="missing"):
+        writer.write(lambda db: None)
+    writer.close()
     catalog.close()
 
 

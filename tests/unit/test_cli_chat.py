@@ -1,13 +1,9 @@
-"""`kvmem chat` against a fake engine: turns, Ctrl-C, and both commands on a terminal."""
+"""`kvmem chat` against a fake engine, without a terminal: turns and Ctrl-C."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,6 @@ from kvmem_llama.cli import interrupts
 from kvmem_llama.cli.main import main
 
 Run = Callable[..., Any]
-TESTS = Path(__file__).resolve().parents[1]
-needs_terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
 def test_chat_answers_every_line_until_the_input_ends(run_kvmem: Run, script: Script, tmp_path: Path) -> None:
@@ -102,69 +96,3 @@ def test_presses_further_apart_than_the_window_are_first_ones() -> None:
     for now in (0.0, 2.0, 2.9, 4.0):  # noqa: B007 (the clock reads it)
         seen.append(presses.second())
     assert seen == [False, False, True, False]
-
-
-# terminals
-
-DRIVER = """
-import sys
-from pathlib import Path
-import kvmem_llama.models
-from fake_engine import Script
-from kvmem_llama.cli.main import main
-script = Script(answer="The \\x1b[31mkey is here.", read_pause=0.4)
-sys.modules["kvmem_llama.workspace"] = script.module()
-kvmem_llama.models.resolve = lambda *_: Path("m")
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def on_terminal(
-    *arguments: str, keys: tuple[bytes, ...] = (), errors_apart: bool = False
-) -> tuple[int, str, str]:
-    """Exit code, what the terminal got, what a separate standard error got. `keys`: one entry a prompt."""
-    import pty  # not on every system
-
-    leader, follower = pty.openpty()
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, *arguments],
-        stdin=follower,
-        stdout=follower,
-        stderr=subprocess.PIPE if errors_apart else follower,
-        env={**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(follower)
-    seen, left = b"", list(keys)
-    deadline = threading.Timer(60, process.kill)
-    deadline.start()
-    with contextlib.suppress(OSError):  # EIO: the other end was closed
-        while piece := os.read(leader, 4096):
-            seen += piece
-            if left and seen.count(b"> ") > len(keys) - len(left):
-                os.write(leader, left.pop(0))
-    os.close(leader)
-    _, apart = process.communicate()
-    deadline.cancel()
-    return process.returncode, seen.decode(), (apart or b"").decode()
-
-
-@needs_terminal
-def test_a_terminal_shows_progress_while_a_long_text_is_read_and_then_only_the_answer() -> None:
-    code, seen, _ = on_terminal("ask", "q")
-    assert code == 0
-    assert "reading" in seen and "128/256 tokens" in seen and "tokens/s" in seen
-    assert seen.endswith("The [31mkey is here.\r\n")  # without the character that starts a colour
-
-
-@needs_terminal
-def test_progress_is_not_shown_unless_both_streams_are_terminals() -> None:
-    _, seen, apart = on_terminal("ask", "q", errors_apart=True)
-    assert "reading" not in seen and apart == ""
-
-
-@needs_terminal
-def test_a_chat_in_a_terminal_has_a_prompt_and_ends_with_ctrl_d() -> None:
-    code, seen, _ = on_terminal("chat", keys=(b"hello\n", b"\x04"))
-    assert code == 0
-    assert seen.count("> ") == 2 and "Ctrl-C stops" in seen and "key is here." in seen

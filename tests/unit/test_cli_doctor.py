@@ -13,6 +13,7 @@ import pytest
 from tiny_models import truncate, write_model
 
 from kvmem_llama import errors
+from kvmem_llama.calibration import CalibratedHead, Calibration, dump
 from kvmem_llama.cli.main import app
 from kvmem_llama.cli.options import spell_out
 from kvmem_llama.settings import OPTIONS
@@ -45,6 +46,40 @@ def test_doctor_shows_what_was_built_and_the_memory_plan(run_kvmem: Run, tmp_pat
     assert report["memory"]["index_bytes_per_token"] == 2 * 2 * 64 * 2 / 32
     text = run_kvmem("doctor", "-m", str(model), "-c", "512").out
     assert "patch id" in text and "trained window tokens      2,048" in text
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_shows_what_finds_blocks_and_the_size_of_its_indexes(run_kvmem: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf")
+    (report,) = run_kvmem("doctor", "-m", str(model), "--score", "fused", "--json").events
+    search = report["search"]
+    assert search["calibration"] == "not calibrated: lexical + mean_k; run kvmem calibrate MODEL"
+    assert search["channels"] == "lexical 0.90 + mean_k 0.10"
+    assert search["mean_k_bytes_per_token"] == search["used_bytes_per_token"] == 2 * 2 * 64 * 2 / 32
+    heads = tuple(CalibratedHead(il, head, 0.5) for il, head in ((0, 0), (0, 1), (1, 3)))
+    shares = {"heads": 0.6, "lexical": 0.4}
+    fingerprint = report["model"]["fingerprint"]
+    dump(Calibration(fingerprint, "tiny", heads, False, "q4_0", shares, shares, {}), tmp_path / "c.json")
+    options = ("-m", str(model), "--score", "fused", "--calibration", str(tmp_path / "c.json"), "--json")
+    search = run_kvmem("doctor", *options).events[0]["search"]
+    assert search["calibration"] == "3 heads of tiny" and search["channels"] == "heads 0.60 + lexical 0.40"
+    assert search["heads_bytes_per_token"] == search["used_bytes_per_token"] == 2 * 64 * 4.5 / 8
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_names_the_folders_and_json_has_plain_numbers(
+    run_kvmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = write_model(tmp_path / "m.gguf")
+    options = ("-m", "m.gguf", "--data-dir", "kept here", "--cache-dir", str(tmp_path / "cache"))
+    (report,) = run_kvmem("doctor", *options, "--json").events
+    assert report["folders"] == {"workspaces": str(tmp_path / "kept here"), "cache": str(tmp_path / "cache")}
+    assert report["model"]["folder"] == str(tmp_path)
+    assert report["model"]["file_bytes"] == model.stat().st_size
+    text = run_kvmem("doctor", *options).out
+    assert str(tmp_path / "kept here") in text and f"{model.stat().st_size:,}" in text
+    assert not (tmp_path / "kept here").exists()  # to look makes nothing
 
 
 @pytest.mark.usefixtures("built")

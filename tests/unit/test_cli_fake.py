@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -136,6 +137,34 @@ def test_show_recall_prints_every_block_on_standard_error(run_kvmem: Run, script
     assert "mid-answer" in lines[5]
     assert "\x1b" not in done.err and "You are a helpful" in done.err
     assert max(map(len, lines)) < 140
+
+
+def test_show_recall_says_so_where_the_whole_history_is_in_the_view(run_kvmem: Run, script: Script) -> None:
+    done = run_kvmem("ask", "--show-recall", "q")
+    assert done.out == "The key is under the mat.\n"
+    said = r"recall: not needed, the whole history \([\d,]+ tokens\) is in the view\n"
+    assert re.fullmatch(said, done.err)
+    assert run_kvmem("ask", "q").err == ""
+    assert run_kvmem("ask", "--show-recall", "--json", "q").err == ""
+
+
+def test_a_log_gets_a_line_of_progress_now_and_then(
+    run_kvmem: Run, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("kvmem_llama.cli.progress.time.monotonic", lambda: now[0])
+
+    def reading(tokens_per_second: float) -> str:
+        def read(done: int) -> None:
+            now[0] = 100.0 + done / tokens_per_second
+
+        script.before_read = read
+        done = run_kvmem("ask", "q")
+        assert done.out == "The key is under the mat.\n"
+        return str(done.err)
+
+    assert reading(14) == ""
+    assert reading(8) == "reading: 128 of 256 tokens, 8 tokens/s, 16 s left\n"
 
 
 def test_json_prints_one_valid_object_a_line(run_kvmem: Run, script: Script) -> None:

@@ -22,9 +22,12 @@ def test_blocks_are_shown_with_their_ranks(run_kvmem: Run, script: Script, tmp_p
     assert script.read == [("notes", "text of notes")] and script.searched == [("where is the key", 10)]
     first, head, *lines = done.out.splitlines()
     assert first == "2 of 7 blocks that are not in every view anyway"
-    assert head.split() == ["rank", "tokens", "found", "by", "text"]
-    assert [line.split()[:2] for line in lines] == [["1", "128..159"], ["2", "64..95"]]
-    assert "mean_k 1, lexical 3" in lines[0] and lines[0].endswith("the key is under")
+    assert head.split() == ["rank", "score", "tokens", "tier", "age", "found", "by", "text"]
+    assert [line.split()[:5] for line in lines] == [
+        ["1", "0.5", "128..159", "disk", "4"],
+        ["2", "0", "64..95", "device", "1"],
+    ]
+    assert "mean_k 1, lexical 3 (-)" in lines[0] and lines[0].endswith("the key is under")
 
 
 def test_as_json_it_is_one_object(run_kvmem: Run, script: Script) -> None:
@@ -32,7 +35,16 @@ def test_as_json_it_is_one_object(run_kvmem: Run, script: Script) -> None:
     (found,) = map(json.loads, done.out.splitlines())
     assert (found["event"], found["n_candidates"]) == ("found", 7)
     assert found["blocks"] == [
-        {"start": 128, "count": 32, "ranks": {"mean_k": 1, "lexical": 3}, "text": "the key\nis under"}
+        {
+            "start": 128,
+            "count": 32,
+            "ranks": {"mean_k": 1, "lexical": 3},
+            "text": "the key\nis under",
+            "own": {"mean_k": 1},
+            "score": 0.5,
+            "tier": "disk",
+            "age": 4,
+        }
     ]
     assert script.name == "notes" and script.searched == [("key", 1)]
 

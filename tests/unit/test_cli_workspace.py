@@ -141,6 +141,43 @@ def test_w_and_continue_name_the_workspace(run_kvmem: Run, root: Root, script: S
     assert run_kvmem("ask", "-w", "bad\nname", "why?").code == 7
 
 
+def test_a_file_that_was_read_before_is_read_again_with_a_note(
+    run_kvmem: Run, root: Root, script: Script, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("the text")
+    script.read = [("a.txt", "the text")]
+    done = run_kvmem("ask", "q", "-w", "notes", "-f", str(tmp_path / "a.txt"))
+    assert done.code == 0 and "a.txt is in this workspace already" in done.err
+    assert script.asked[-1][1] == [("a.txt", "the text")]
+    (tmp_path / "a.txt").write_text("the text, changed")
+    assert run_kvmem("ask", "q", "-w", "notes", "-f", str(tmp_path / "a.txt")).err == ""
+    (tmp_path / "a.txt").write_text("the text")
+    assert run_kvmem("ask", "q", "-f", str(tmp_path / "a.txt")).err == ""  # nothing is kept of it
+
+
+def test_what_an_interrupted_read_has_left_is_shown_beside_the_tokens(run_kvmem: Run, root: Root) -> None:
+    memory = make_memory(root, "cut", 0)
+    memory.read_ahead(range(4000))
+    nbytes = memory.disk.format.record_nbytes
+    memory.close()
+    shown = told(run_kvmem("workspace", "show", "cut", "--json"))
+    assert (shown["tokens"], shown["tokens_read_ahead"]) == (0, 4000)
+    assert shown["read_ahead_bytes"] == 1000 * nbytes
+    listed = {w["name"]: w for w in told(run_kvmem("workspace", "ls", "--json"))["workspaces"]}
+    assert [listed[name]["tokens_read_ahead"] for name in ("cut", "notes")] == [4000, 0]
+    table = run_kvmem("workspace", "ls").out
+    assert "0 (+4,000 read ahead)" in table and table.count("read ahead") == 1
+
+
+def test_a_file_that_is_no_export_is_named_and_said_so(run_kvmem: Run, root: Root, tmp_path: Path) -> None:
+    for name, data in (("notes.txt", b"just text"), ("empty", b""), ("zeros", bytes(4096))):
+        (tmp_path / name).write_bytes(data)
+        done = run_kvmem("workspace", "import", str(tmp_path / name))
+        assert done.code == 8 and str(tmp_path / name) in done.err and "not a sound export" in done.err
+        assert "`kvmem workspace export` made" in done.err
+    assert names(run_kvmem) == {"notes": 22, "old one": 10}
+
+
 def test_a_workspace_can_be_asked_read_only(run_kvmem: Run, root: Root, script: Script) -> None:
     done = run_kvmem("ask", "-w", "notes", "--read-only", "why?")
     assert done.code == 0 and (script.name, script.read_only, script.create) == ("notes", True, False)
@@ -157,7 +194,7 @@ def test_a_step_in_a_durable_workspace_tells_its_stats_before_it_ends(
 ) -> None:
     lines = run_kvmem("ask", "-w", "notes", "--json", "why?").out.splitlines()
     stats, last = (json.loads(line) for line in lines[-2:])
-    assert (stats["event"], stats["n_tokens"], stats["tiers"]) == ("stats", 261, None)
+    assert (stats["event"], stats["n_view"], stats["tiers"]) == ("stats", 512, None) and stats["n_tokens"] > 0
     assert last["event"] == "finished"
     assert '"stats"' not in run_kvmem("ask", "--json", "why?").out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -249,6 +250,27 @@ def test_a_missing_or_damaged_segment_gets_no_more_records(tmp_path: Path) -> No
     assert [type(error) for error in errors] == [RecordDamaged, StoreFailed]
     assert put(again, 1)[0].segment == 2, "made anew"
     again.close()
+
+
+@pytest.mark.parametrize("n_segments", [0, 1, 3])
+def test_a_folder_that_is_missing_is_an_error_once_every_segment_was_tried(
+    tmp_path: Path, n_segments: int
+) -> None:
+    folder, system, numbers = tmp_path / "segments", FaultySystem(), count(n_segments + 1)
+    files = Files(system)
+    rows = [SegmentRow(number, SLOTS) for number in range(1, n_segments + 1)]
+
+    def grow() -> SegmentRow:
+        return create_segment(files, folder, next(numbers), SLOTS, FORMAT)
+
+    store = DiskStore(folder, FORMAT, segments=rows, grow=grow, files=files)
+    for n_more in (n_segments + 1, 1):  # the second time only a new segment is tried
+        before = system.calls["open"]
+        assert isinstance(store.place([record(7)]).error, StoreFailed)
+        assert system.calls["open"] - before == n_more
+    folder.mkdir()
+    assert store.place([record(7)]).error is None
+    store.close()
 
 
 def test_what_a_failed_sync_may_have_lost_is_said_for_good(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def resolved(name: str) -> Path | None:
 
 def test_every_file_is_named_in_the_structure_page() -> None:
     files = list(MODULES.values())
-    for folder in ("patches", "kernels", "vendor", "scripts"):
+    for folder in ("patches", "kernels", "chat_shim", "vendor", "scripts"):
         for path in sorted((REPO / folder).rglob("*")):
             inside = path.relative_to(REPO).parts
             if path.is_file() and "__pycache__" not in inside and inside[:2] != ("vendor", "build"):

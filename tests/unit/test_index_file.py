@@ -115,7 +115,7 @@ def test_rows_written_in_any_pieces_are_read_in_any_slices(
             index.put(1, 0, at, rows[at : at + piece])
             at += piece
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvmem_llama.store.index_file._SLICE", slice_rows * SHAPE.row_nbytes)
+        patch.setattr("kvmem_llama.store.row_files._SLICE", slice_rows * SHAPE.row_nbytes)
         chunks, missing = loaded(index, [part(1, 0)], blocks_of(rows))
     assert missing == [] and same(chunks, expected_chunks(rows), n)
 

@@ -183,7 +183,7 @@ def test_a_cut_block_has_the_rows_of_its_tokens(opened: Open) -> None:
         history = history_of(ws)
         tokens = engine.model.tokens_of(history.store.get(history.table[100].ref), 5)
         assert tokens == [*text(1500)[800:803].tolist(), *text(2, 1).tolist()]
-        mean = history.index.means(0, np.array([100]))[0, 0]
+        mean = history.indexes.mean_k.means(0, np.array([100]))[0, 0]
         assert mean[6] == pytest.approx(np.mean(tokens), abs=0.1)
 
 
@@ -287,6 +287,37 @@ def test_no_step_fails_for_rows_that_are_lost(opened: Open, tmp_path: Path, seed
             for path in tmp_path.glob("data/*/index/*"):
                 path.unlink()
     assert n_recomputed > 0
+
+
+# -- RAM
+
+
+class Watched(dict[int, Any]):
+    """Remembers how many there were at once."""
+
+    most = 0
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.most = max(self.most, len(self))
+
+
+@pytest.mark.parametrize("n_host", [4, 400])
+def test_rows_computed_again_take_one_view_beside_the_host_budget(
+    opened: Open, tmp_path: Path, n_host: int
+) -> None:
+    with opened() as engine, engine.workspace("notes") as ws:
+        ws.read_tokens(text(3001)).result()
+    damage(tmp_path)
+    with opened(n_host=n_host) as engine, engine.workspace("notes") as ws:
+        history = history_of(ws)
+        held = history.recomputed = Watched()
+        for seed in range(4):
+            assert ask(ws, seed).n_generated == 30
+            assert not history.recomputed
+        n_view = ws.n_view // 8
+        assert n_view // 4 < held.most <= n_view + 1 and ws.stats().n_recomputed > n_view + 1
+        assert history.store.stats().peak_bytes <= n_host * RECORD
 
 
 # -- pins

@@ -88,6 +88,20 @@ def test_every_bf16_number_survives_rows_of_f16() -> None:
     np.testing.assert_array_equal(raw_k.decode(raw_k.encode(kept)), kept)
 
 
+@pytest.mark.parametrize(("row_type", "most"), [("f16", 65504.0), ("f32", 3.4028234e38)])
+def test_keys_too_large_for_bf16_become_the_largest_that_rows_can_hold(row_type: str, most: float) -> None:
+    """Rounded to the nearest bf16 they would be infinite."""
+    raw_k = codec(row_type, "bf16", 96)
+    values = np.linspace(0.99, 1.0, 48) * most
+    kept = record(np.concatenate([values, -values]), row_type)
+    before = k_of(kept, row_type)
+    raw_k.round(kept)
+    found = k_of(kept, row_type)
+    assert np.isfinite(found).all() and np.abs(found).max() > 0.99 * most
+    np.testing.assert_allclose(found, before, rtol=2**-8)
+    np.testing.assert_array_equal(raw_k.decode(raw_k.encode(kept)), kept)
+
+
 @pytest.mark.parametrize(
     ("stored_type", "ggml"), [("bf16", GGMLQuantizationType.BF16), ("q8_0", GGMLQuantizationType.Q8_0)]
 )

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mean_k_data import Model
+from numpy.random import default_rng
 
-from kvmem_llama.memory.index import MeanKIndex
-from kvmem_llama.memory.retrieval import SHARES, Query, Retriever, interleave, spread
+from kvmem_llama.calibration import CalibratedHead, Calibration
+from kvmem_llama.memory.channels import Channels
+from kvmem_llama.memory.indexes import Indexes
+from kvmem_llama.memory.query_rows import ScoredLayers
+from kvmem_llama.memory.retrieval import Query, Retriever, interleave, spread
+from kvmem_llama.memory.scoring import QueryRows
 from kvmem_llama.memory.scoring.reference import ReferenceScorer
+from kvmem_llama.memory.scoring.tokens import TokenScorer
 from kvmem_llama.memory.selector import select
 from kvmem_llama.memory.texts import BlockTexts
+from kvmem_llama.native import kernels
+from kvmem_llama.settings import Settings
 
 BLOCK = 32
+SCORES = ("mean_k", "lexical", "fused")
 WORDS = ["red", "green", "blue", "key", "door", "Élan", "parse_config", "HTTPServer2", "7"]
 
 
@@ -28,13 +39,17 @@ class History:
 
     def __init__(self, n_blocks: int, seed: int = 0) -> None:
         self.model = Model([(4, 2, 64)], seed)
-        self.index: MeanKIndex = self.model.index(n_blocks)
+        self.indexes = Indexes(self.model.index(n_blocks))
         self.texts = BlockTexts(text_of, BLOCK)
         self.n_complete = n_blocks
         self.ids = self.model.rng.integers(0, 2 * len(WORDS), n_blocks * BLOCK).astype(np.int32)
 
     def tokens(self, start: int = 0, end: int | None = None) -> np.ndarray:
         return self.ids[start:end]
+
+
+def retriever(score: str) -> Retriever:
+    return Retriever(Channels.of(Settings(score=score), None), ReferenceScorer())
 
 
 @given(
@@ -63,8 +78,8 @@ def test_one_channel_selects_what_its_scores_select() -> None:
     history = History(50)
     query = Query(history.model.query(7), "")
     candidates = np.arange(2, 48)
-    scores = ReferenceScorer().score(query.rows, history.index, candidates)
-    ranking = Retriever(ReferenceScorer(), SHARES["mean_k"]).rank(query, history, candidates, 9)
+    scores = ReferenceScorer().score(query.rows, history.indexes.mean_k, candidates)
+    ranking = retriever("mean_k").rank(query, history, candidates, 9)
     np.testing.assert_array_equal(ranking.selected, select(scores, candidates, 9))
     np.testing.assert_array_equal(ranking.scores, scores[np.searchsorted(candidates, ranking.best)])
     assert [ranks["mean_k"] for ranks in ranking.ranks().values()] == list(range(1, 10))
@@ -75,38 +90,118 @@ def test_both_channels_are_heard() -> None:
     history.ids[40 * BLOCK + 3 : 40 * BLOCK + 5] = 6, 7  # "keykey "
     query = Query(history.model.query(7), "keykey")
     candidates = np.arange(60)
-    ranking = Retriever(ReferenceScorer(), SHARES["fused"]).rank(query, history, candidates, 8)
+    ranking = retriever("fused").rank(query, history, candidates, 8)
     ranks = ranking.ranks()
     assert min(r.get("lexical", 99) for r in ranks.values()) == 1
     assert min(r.get("mean_k", 99) for r in ranks.values()) == 1
     assert ranking.scores.sum() <= 1 + 1e-9 and len(set(ranking.best.tolist())) == 8
 
 
-@pytest.mark.parametrize("score", SHARES)
+@pytest.mark.parametrize("score", SCORES)
 def test_what_nothing_speaks_for_is_filled_up_with_the_newest(score: str) -> None:
     history = History(20)
     query = Query(history.model.query(3), "nowhere")
     candidates = np.arange(3, 15)
-    ranking = Retriever(ReferenceScorer(), SHARES[score]).rank(query, history, candidates, 5)
+    ranking = retriever(score).rank(query, history, candidates, 5)
     assert len(ranking.best) == 5
     if score == "lexical":
         assert ranking.best.tolist() == [14, 13, 12, 11, 10]
-    everything = Retriever(ReferenceScorer(), SHARES[score]).rank(query, history, candidates, 99)
+    everything = retriever(score).rank(query, history, candidates, 99)
     assert sorted(everything.best.tolist()) == candidates.tolist()
 
 
-@pytest.mark.parametrize("score", SHARES)
+@pytest.mark.parametrize("score", SCORES)
 def test_no_candidates_or_no_room_find_nothing(score: str) -> None:
     history, nothing = History(5), np.zeros(0, np.int64)
     query = Query(history.model.query(3), "red")
-    retriever = Retriever(ReferenceScorer(), SHARES[score])
-    assert not len(retriever.rank(query, history, nothing, 5).best)
-    assert not len(retriever.rank(query, history, np.arange(5), 0).best)
+    assert not len(retriever(score).rank(query, history, nothing, 5).best)
+    assert not len(retriever(score).rank(query, history, np.arange(5), 0).best)
+
+
+def heads_of(centred: bool) -> Calibration:
+    """Three query heads of one KV head, one of another, one of another layer."""
+    rng = np.random.default_rng(4)
+    heads = tuple(
+        CalibratedHead(il, head, 0.5, tuple(rng.normal(size=64).tolist()) if centred else None)
+        for il, head in ((1, 5), (0, 2), (0, 3), (1, 1), (0, 4))
+    )
+    shares = {"heads": 0.5, "lexical": 0.5}
+    return Calibration("", "", heads, centred, "q8_0", {"heads": 0.25, "lexical": 0.5}, shares, {})
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_heads_find_what_their_tokens_attend_to(centred: bool) -> None:
+    """Against the formula in float64, head by head; a block without a row has no score."""
+    history, calibration = History(1), heads_of(centred)
+    model = history.model = Model([(6, 2, 64)] * 2, 3)
+    channels = Channels.of(Settings(score="heads"), calibration)
+    history.indexes = Indexes.of(channels, Settings(), model.layers, model.layout)
+    records = [model.record() for _ in range(30)]
+    for record in records:
+        history.indexes.append(record, BLOCK)
+    index = history.indexes.tokens
+    assert index is not None and [(h.il, h.head_kv) for h in index.heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    index._counts[7] = 0
+    query = model.query(6)
+    rows = QueryRows(query.layers, query.scales, (0, 1))
+    candidates = np.array([2, 3, 6, 7, 8, 9, 20])
+    found = Retriever(channels, ReferenceScorer(), TokenScorer(kernels.load()), model.layers)
+    ranking = found.rank(Query(rows, ""), history, candidates, 7)
+    known = candidates[candidates != 7]
+    expected = np.zeros(30)
+    for head in calibration.heads:
+        q = rows.layers[head.layer][:, head.head].astype(np.float64) - (head.mean_q or 0.0)
+        at = [(h.il, h.head_kv) for h in index.heads].index((head.layer, head.head // 3))
+        keys = np.stack([index.tokens(at, int(number)) for number in known])  # [blocks, tokens, d]
+        weights = np.exp(64**-0.5 * np.einsum("md,btd->mbt", q, keys))
+        expected[known] += (weights.sum(2) / weights.sum((1, 2))[:, None]).sum(0) / len(calibration.heads)
+    expected = spread(expected, 0.25)[candidates]
+    got = dict(zip(ranking.best.tolist(), ranking.scores, strict=True))
+    np.testing.assert_allclose([got[int(number)] for number in candidates], expected, rtol=1e-4)
+    assert len(ranking.ranks()) == 7 and ranking.ranks()[int(candidates[np.argmax(expected)])] == {"heads": 1}
+
+
+def test_each_channel_takes_its_layers_out_of_the_query() -> None:
+    """All three at once; each ranks as it does alone."""
+    calibration = heads_of(True)
+    model = Model([(6, 2, 64)] * 3, 3)
+    found = {}
+    for names in (("mean_k",), ("heads",), ("lexical",), ("heads", "lexical", "mean_k")):
+        with_heads = calibration if "heads" in names else None
+        channels = Channels({name: 1 / len(names) for name in names}, calibration=with_heads)
+        settings = Settings(layers_scored="1,2")
+        wanted = ScoredLayers.of(channels, settings, model.layers)
+        history = History(1)
+        history.indexes = Indexes.of(channels, settings, model.layers, model.layout)
+        model.rng = default_rng(8)
+        for _ in range(30):
+            history.indexes.append(model.record(), BLOCK)
+        history.n_complete, history.ids = 30, np.arange(30 * BLOCK, dtype=np.int32) % 18
+        query = model.query(6)
+        rows = QueryRows(tuple(query.layers[i] for i in wanted.indices), wanted.scales, wanted.numbers)
+        retriever = Retriever(channels, ReferenceScorer(), TokenScorer(kernels.load()), model.layers)
+        orders = retriever.rank(Query(rows, "red"), history, np.arange(30), 30).orders
+        found[names] = orders
+    for name, order in found["heads", "lexical", "mean_k"].items():
+        np.testing.assert_array_equal(order, found[name,][name])
+    assert ScoredLayers.of(channels, settings, model.layers).numbers == (0, 1, 2)
+
+
+def test_channels_are_those_of_the_score_and_the_calibration() -> None:
+    calibration = heads_of(False)
+    both = Channels.of(Settings(score="fused"), calibration)
+    assert both.shares == calibration.shares and both.calibration is calibration and not both.hint
+    words = Channels.of(Settings(score="fused"), replace(calibration, shares={"heads": 0.0, "lexical": 1.0}))
+    assert set(words.shares) == {"lexical"} and words.calibration is None
+    without = Channels.of(Settings(score="fused"), None)
+    assert set(without.shares) == {"lexical", "mean_k"} and "kvmem calibrate" in without.hint
+    ids = {Channels.of(Settings(score="heads"), c).calibration_id for c in (calibration, heads_of(True))}
+    assert len(ids) == 2 and all(len(id) == 8 for id in ids) and not without.calibration_id
 
 
 def test_neighbours_get_half() -> None:
-    np.testing.assert_array_equal(spread(np.array([0.0, 4, 0, 0, 2])), [2, 4, 2, 1, 2])
-    np.testing.assert_array_equal(spread(np.zeros(0)), np.zeros(0))
+    np.testing.assert_array_equal(spread(np.array([0.0, 4, 0, 0, 2]), 0.5), [2, 4, 2, 1, 2])
+    np.testing.assert_array_equal(spread(np.zeros(0), 0.5), np.zeros(0))
 
 
 @given(st.data())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from compaction_run import SINK, VIEW, VOCAB, CompactionRun, plain_template
 from fake_run import checked_sessions, request, text
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvmem_llama.errors import Cancelled, LibraryMissing
-from kvmem_llama.lexical import FtsIndex, words
+from kvmem_llama.errors import Cancelled
+from kvmem_llama.lexical import RULES, WordIndex, terms, words
 from kvmem_llama.memory.report import Recalled
 from kvmem_llama.policies import make_policy
 from kvmem_llama.policies import text_retrieval as module
@@ -47,21 +51,35 @@ def test_words_of_a_text(said: str, found: list[str]) -> None:
     assert words(said) == found
 
 
+def test_what_is_kept_of_words_changes_only_with_its_version() -> None:
+    """A store keeps terms: whoever changes them counts up RULES, and then these numbers."""
+    kept = terms("The naïve parseConfig: v2 / 東京へ 1ʳᵉ Ångström, ばら が")
+    assert (RULES, xxhash.xxh3_64_hexdigest(kept.astype("<u8").tobytes())) == (1, "ee70d2645e264580")
+
+
+def test_accents_do_not_matter_and_other_marks_do() -> None:
+    np.testing.assert_array_equal(terms("Élan vital über"), terms("elan Vital uber"))
+    assert len(set(terms("か が は ば ぱ 한 하").tolist())) == 7
+
+
+def index_of(*texts: str, first: int = 1) -> WordIndex:
+    index = WordIndex(first)
+    index.add([terms(text) for text in texts])
+    return index
+
+
 @pytest.fixture
-def index() -> Any:
-    index = FtsIndex()
-    index.add(1, ["the red fox", "a parseConfig call", "the blue fox ran", "東京の天気"])
-    yield index
-    index.close()
+def index() -> WordIndex:
+    return index_of("the red fox", "a parseConfig call", "the blue fox ran", "東京の天気")
 
 
-def found(index: FtsIndex, said: str) -> dict[int, float]:
+def found(index: WordIndex, said: str) -> dict[int, float]:
     numbers, scores = index.search(said)
     assert np.all(scores > 0) and np.all(np.diff(numbers) > 0)
     return dict(zip(numbers.tolist(), scores.tolist(), strict=True))
 
 
-def test_rarer_words_count_more_and_identifiers_are_found_in_any_style(index: FtsIndex) -> None:
+def test_rarer_words_count_more_and_identifiers_are_found_in_any_style(index: WordIndex) -> None:
     scores = found(index, "Was the FOX blue?")
     assert set(scores) == {1, 3} and scores[3] > scores[1]
     assert set(found(index, "where is parse_config")) == {2} == set(found(index, "CONFIG"))
@@ -70,28 +88,46 @@ def test_rarer_words_count_more_and_identifiers_are_found_in_any_style(index: Ft
     assert set(found(index, " ".join(f"w{i}" for i in range(3000)) + " red")) == {1}
 
 
-def test_an_index_forgets_and_forks(index: FtsIndex) -> None:
+def test_an_index_without_blocks_or_words_finds_nothing() -> None:
+    assert found(WordIndex(), "fox") == found(index_of("", " - "), "fox") == {}
+    assert set(found(index_of("", "fox", ""), "fox")) == {2}
+
+
+def test_an_index_forgets_and_forks(index: WordIndex) -> None:
     fork = index.fork()
     index.drop_from(3)
-    assert len(index) == 2 and set(found(index, "fox")) == {1}
-    index.add(3, ["another fox"])
+    assert (len(index), index.end) == (2, 3) and set(found(index, "fox")) == {1}
+    index.add([terms("another fox")])
     assert set(found(index, "fox ran")) == {1, 3} and len(fork) == 4
     assert found(fork, "another") == {} and set(found(fork, "ran")) == {3}
+    np.testing.assert_array_equal(index.terms(3), terms("another fox"))
     assert index.nbytes > 0
-    fork.close()
-    fork.close()
+    index.drop_from(0)
+    assert (len(index), index.end, index.nbytes) == (0, 1, 0)
 
 
-def test_a_python_without_text_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        def execute(self, *_: Any) -> None:
-            raise sqlite3.OperationalError("no such module: fts5")
+WORDS = ["a", "the", "key", "parseConfig", "über", "v1.2", "x_y", "東", "fox", "-"]
+SAID = st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join)
 
-        def close(self) -> None: ...
 
-    monkeypatch.setattr(sqlite3, "connect", lambda *_, **__: Refusing())
-    with pytest.raises(LibraryMissing, match="fts5"):
-        FtsIndex()
+@given(st.lists(SAID, min_size=1, max_size=20), SAID)
+def test_scores_are_those_of_sqlite(texts: list[str], query: str) -> None:
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        try:
+            db.execute(
+                "CREATE VIRTUAL TABLE t USING fts5(said, "
+                "tokenize = \"unicode61 remove_diacritics 2 tokenchars '_'\")"
+            )
+        except sqlite3.OperationalError:
+            pytest.skip("the SQLite of this Python has no text search")
+        rows = [(i + 1, " ".join(words(text))) for i, text in enumerate(texts)]
+        db.executemany("INSERT INTO t(rowid, said) VALUES (?, ?)", rows)
+        match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words(query)))
+        select = "SELECT rowid, -bm25(t) FROM t WHERE t MATCH ? ORDER BY rowid"
+        wanted = dict(db.execute(select, (match,))) if match else {}
+    got = found(index_of(*texts), query)
+    assert list(got) == list(wanted)
+    np.testing.assert_allclose(list(got.values()), list(wanted.values()), rtol=1e-9)
 
 
 # -- the policy

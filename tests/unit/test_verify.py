@@ -279,6 +279,30 @@ def test_a_missing_row_of_the_history_is_noticed(root: Root, statement: str, wha
         Memory(root, memory.place)
 
 
+def test_a_slot_that_does_not_count_as_used_is_noticed_without_its_entry_in_the_index(root: Root) -> None:
+    memory = long_memory(root)
+    memory.close()
+    path = folder_of(memory) / "catalog.sqlite"
+    left_out = " AND number <> 3"
+    index = "SELECT count(*) FROM blocks INDEXED BY blocks_by_slot WHERE segment IS NOT NULL"
+    with sqlite3.connect(path) as db:
+        segment, slot = db.execute("SELECT segment, slot FROM blocks WHERE number = 3").fetchone()
+        db.execute("DELETE FROM slots WHERE segment=? AND slot=?", (segment, slot))
+        db.execute("PRAGMA writable_schema=ON")
+        db.execute("UPDATE sqlite_master SET sql = sql || ? WHERE name = 'blocks_by_slot'", (left_out,))
+    db.close()
+    with sqlite3.connect(path) as db:  # a new connection sees the changed schema
+        db.execute("REINDEX")
+        db.execute("PRAGMA writable_schema=ON")
+        db.execute("UPDATE sqlite_master SET sql = replace(sql, ?, '') WHERE type = 'index'", (left_out,))
+    db.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute(index).fetchone()[0] == len(memory.blocks) - 1
+    db.close()
+    with pytest.raises(CatalogDamaged, match=f"slot {slot} of segment {segment}, which does not count"):
+        Memory(root, memory.place)
+
+
 @pytest.mark.parametrize("who", ["parent", "child", "both"])
 def test_a_workspace_whose_row_is_missing_is_recovered(root: Root, who: str) -> None:
     parent = make_memory(root, "parent", 30)

@@ -90,6 +90,19 @@ def test_documents_are_read_as_history_and_only_the_question_is_the_query(engine
         assert any(isinstance(e, Recalled) for e in events)
 
 
+def test_a_text_that_was_read_is_known_by_its_words_and_its_name(engine: Engine) -> None:
+    first, second = "b" * 20 + "c" * 30 + "d" * 300, "e" * 100 + "f" * 100
+    with engine.workspace() as ws:
+        assert not ws.has_read(first, "a.txt")
+        ws.ask("why?", [("a.txt", first), ("", "c" * 50)], sampling=GREEDY, max_tokens=3).result()
+        ws.read(second).result()
+        ws.ask("and?", sampling=GREEDY, max_tokens=3).result()
+        assert ws.has_read(first, "a.txt") and ws.has_read(second)
+        assert not ws.has_read(first, "another.txt")
+        assert not ws.has_read(first.replace("cd", "dd"), "a.txt")
+        assert not ws.has_read("", "a.txt") and not ws.has_read("c" * 5)
+
+
 def test_texts_and_tokens_are_read_as_they_are(engine: Engine) -> None:
     with engine.workspace() as ws:
         assert ws.read("plain").result().n_read == 5
@@ -236,7 +249,7 @@ def test_only_messages_of_the_history_are_taken_for_its_end() -> None:
     template = FakeTemplate(None, None)
     it = Conversation(fake_model.FakeVocab(), template, "sys")  # type: ignore[arg-type]
     history = fake_model.FakeVocab().tokenize("(sys)[one]:HIJ")
-    it.answered(0, 11, "HIJ", [40, 41, 42])
+    it.answered(0, 0, 11, "HIJ", [40, 41, 42])
     it.truncate(history[:12], 14)
     it.next_turn("new", (), history[:12])
     text, messages, closed = template.seen[-1]

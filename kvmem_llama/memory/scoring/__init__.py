@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from ...settings import Settings
     from ..index import MeanKIndex
+    from .tokens import HeadScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +21,13 @@ class QueryRows:
 
     layers: tuple[NDArray[np.float32], ...]  # each [n_query, n_head, d]
     scales: tuple[float, ...]  # what multiplies q.k before the softmax
+    numbers: tuple[int, ...] = ()  # of the layers in the model; empty: nobody chooses among them
 
     def __post_init__(self) -> None:
         if len(self.layers) != len(self.scales):
             raise ValueError(f"{len(self.layers)} layers of Q and {len(self.scales)} scales")
+        if self.numbers and len(self.numbers) != len(self.layers):
+            raise ValueError(f"{len(self.layers)} layers of Q and {len(self.numbers)} layer numbers")
         if len({len(q) for q in self.layers}) > 1:
             raise ValueError(f"query tokens differ between layers: {sorted({len(q) for q in self.layers})}")
 
@@ -30,6 +35,13 @@ class QueryRows:
     def n_query(self) -> int:
         """Query tokens."""
         return len(self.layers[0]) if self.layers else 0
+
+    def only(self, numbers: Sequence[int]) -> QueryRows:
+        """The rows of these layers of the model, in this order. Raises ValueError if one is not there."""
+        if not self.numbers or tuple(numbers) == self.numbers:
+            return self
+        at = [self.numbers.index(number) for number in numbers]
+        return QueryRows(tuple(self.layers[i] for i in at), tuple(self.scales[i] for i in at), tuple(numbers))
 
 
 class BlockScorer(Protocol):
@@ -61,12 +73,17 @@ def check_query(query: QueryRows, index: MeanKIndex, candidates: NDArray[np.int6
             raise ValueError(
                 f"scored layer {i}: Q of shape {q.shape}, KV heads {layer.n_head_kv} x {layer.d}"
             )
+    check_candidates(candidates, len(index))
+
+
+def check_candidates(candidates: NDArray[np.int64], n_blocks: int) -> None:
+    """Raises ValueError unless they are ascending numbers of blocks."""
     if candidates.ndim != 1 or candidates.dtype != np.int64:
         raise ValueError(f"candidates of shape {candidates.shape} and type {candidates.dtype}")
     if len(candidates) and (
-        candidates[0] < 0 or candidates[-1] >= len(index) or (np.diff(candidates) <= 0).any()
+        candidates[0] < 0 or candidates[-1] >= n_blocks or (np.diff(candidates) <= 0).any()
     ):
-        raise ValueError(f"candidates are not ascending block numbers below {len(index)}")
+        raise ValueError(f"candidates are not ascending block numbers below {n_blocks}")
 
 
 def make_scorer(settings: Settings) -> BlockScorer:
@@ -78,10 +95,23 @@ def make_scorer(settings: Settings) -> BlockScorer:
         from .reference import ReferenceScorer
 
         return ReferenceScorer()
-    from ...engine.machine import physical_cores
     from ...native import kernels
     from .cpu import CpuScorer
 
-    return CpuScorer(
-        kernels.load(), n_threads=settings.n_threads_batch or settings.n_threads or physical_cores()
-    )
+    return CpuScorer(kernels.load(), n_threads=_n_threads(settings))
+
+
+def make_head_scorer(settings: Settings) -> HeadScorer:
+    """As `make_scorer`, for the calibrated heads."""
+    from ...native import kernels
+    from .tokens import ReferenceTokenScorer, TokenScorer
+
+    if settings.scorer == "reference":
+        return ReferenceTokenScorer()
+    return TokenScorer(kernels.load(), n_threads=_n_threads(settings))
+
+
+def _n_threads(settings: Settings) -> int:
+    from ...engine.machine import physical_cores
+
+    return settings.n_threads_batch or settings.n_threads or physical_cores()

@@ -1,0 +1,1 @@
+"""`kvmem calibrate`: which query heads of a model find text, measured on texts that every machine has."""

@@ -1,0 +1,172 @@
+"""A whole list of messages as tokens, with the ids that a workspace has stored for what it has already.
+
+A sampled answer need not be made of the tokens that the tokenizer makes of its text. So what is stored is
+not tokenized again: the text up to the first difference, and every piece between two control tokens (a
+message, in most templates) whose bytes are equal, gets the ids that are stored for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .engine.chat_template import Message, Turn
+from .engine.turn_tokens import TurnTokens, mark_tokens, tokenize_turn
+from .engine.vocab import Vocab
+from .errors import InputError
+from .native.layout import I32
+
+Render: TypeAlias = Callable[[Sequence[Message]], Turn]
+"""Messages -> their whole text with the beginning of an answer after it; the spans are where the contents of
+the messages after the last answer lie in it."""
+
+_AROUND: Final = 64  # bytes; the text of a control token is shorter
+_HINT: Final = 'Give a list of {"role": ..., "content": ...} that ends with what the model is to answer.'
+
+
+def messages_of(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
+    """The messages as values. content: a text, or a list of {"type": "text", "text": ...}; None is empty.
+
+    Raises InputError for anything else, and for a list that ends with an answer.
+    """
+    found = [_message(i, message) for i, message in enumerate(messages)]
+    if not found:
+        raise InputError("the messages", "there are none", hint=_HINT)
+    if found[-1].role == "assistant":
+        raise InputError("the messages", "the last one is the assistant's", hint=_HINT)
+    return found
+
+
+def tokenize_messages(vocab: Vocab, turn: Turn, stored: I32) -> TurnTokens:
+    """Tokens of a rendered list of messages, BOS once as the vocabulary says, special tokens parsed.
+
+    stored: [n] token ids of the history, whose ids are used where the bytes are equal.
+    """
+    held = _Stored.of(vocab, stored, turn.text)
+    n_kept = held.n_kept(vocab)
+    rest = held.data[held.end_of(n_kept) :].decode("utf-8")
+    fresh = tokenize_turn(vocab, rest, (), add_bos=not n_kept).tokens
+    if n_kept < len(held.ids):
+        fresh = held.replaced(vocab, fresh)
+    front = np.concatenate([held.front, held.ids[:n_kept]]) if n_kept else held.ids[:0]
+    marked = mark_tokens(vocab, turn.text, turn.spans, np.concatenate([front, fresh]))
+    if marked is None:  # a tokenizer that normalizes
+        marked = tokenize_turn(vocab, turn.text, turn.spans, add_bos=True)
+    return marked
+
+
+def user_marks(
+    vocab: Vocab, messages: Sequence[Message], turn: Turn, tokens: I32
+) -> NDArray[np.bool_] | None:
+    """[n] which tokens of the rendered messages are a user's rather than a tool's; None: all text is."""
+    n_old = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+    newest = messages[n_old:]
+    if all(message.role == "user" for message in newest) or len(turn.spans) < len(newest):
+        return None
+    spans = turn.spans[len(turn.spans) - len(newest) :]  # one more if a system prompt was put before them
+    of_users = [span for span, message in zip(spans, newest, strict=True) if message.role == "user"]
+    marked = mark_tokens(vocab, turn.text, of_users, tokens)
+    return None if marked is None else marked.scored
+
+
+def _message(i: int, message: Message | Mapping[str, Any]) -> Message:
+    if isinstance(message, Message):
+        return message
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
+        texts = [part.get("text") if part.get("type") == "text" else None for part in content]
+        content = None if None in texts else "\n".join(str(text) for text in texts)
+    elif content is None:
+        content = ""
+    if not isinstance(role, str) or not role or not isinstance(content, str):
+        raise InputError(f"messages[{i}]", "it needs a role, and a content that is text", hint=_HINT)
+    return Message(role, content)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The ids of a history, without BOS, against a text that is wanted."""
+
+    front: I32  # BOS, where both begin with it and the text does not say so
+    ids: I32
+    ends: NDArray[np.int64]  # bytes up to the end of each token
+    text: bytes
+    data: bytes  # of the wanted text
+    is_control: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, vocab: Vocab, ids: I32, wanted: str) -> _Stored:
+        data = wanted.encode("utf-8", errors="replace")
+        front = ids[:0]
+        if vocab.add_bos and not data.startswith(vocab.piece(vocab.bos)):
+            has_bos = len(ids) > 0 and int(ids[0]) == vocab.bos
+            front, ids = (ids[:1], ids[1:]) if has_bos else (front, ids[:0])
+        unique, where = np.unique(ids, return_inverse=True)
+        pieces = [vocab.piece(token) for token in unique.tolist()]
+        control = np.array([vocab.is_control(token) for token in unique.tolist()], np.bool_)
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        text = b"".join(pieces[i] for i in where.tolist())
+        return cls(front, ids, np.cumsum(lengths[where]), text, data, control[where])
+
+    def end_of(self, n: int) -> int:
+        """Bytes of the first `n` tokens."""
+        return int(self.ends[n - 1]) if n else 0
+
+    def n_kept(self, vocab: Vocab) -> int:
+        """How many tokens the wanted text begins with: all, or those up to a control token. What follows can
+        be tokenized by itself."""
+        n = _n_common(self.text, self.data)
+        if n == len(self.text) and not self._is_inside(vocab, n):
+            return len(self.ids)
+        inside = np.flatnonzero(self.is_control & (self.ends <= n))
+        return int(inside[-1]) + 1 if len(inside) else 0
+
+    def _is_inside(self, vocab: Vocab, n: int) -> bool:
+        """The wanted text cannot be cut at byte `n`: in a character, or in the text of a control token."""
+        if n < len(self.data) and self.data[n] & 0xC0 == 0x80:
+            return True
+        at = max(n - _AROUND, 0)
+        for token in vocab.tokenize(self.data[at : n + _AROUND]).tolist():
+            end = at + len(vocab.piece(token))
+            if at < n < end and vocab.is_control(token):
+                return True
+            at = end
+        return False
+
+    def replaced(self, vocab: Vocab, tokens: I32) -> I32:
+        """`tokens` with the stored ids in every piece between control tokens that is stored."""
+        places: dict[bytes, list[tuple[int, int]]] = {}
+        for first, last in _pieces(self.is_control):
+            key = self.text[self.end_of(first) : self.end_of(last)]
+            places.setdefault(key, []).append((first, last))
+        control = np.array([vocab.is_control(token) for token in tokens.tolist()], np.bool_)
+        out, at, seen = [], 0, 0
+        for first, last in _pieces(control):
+            found = places.get(vocab.detokenize(tokens[first:last]))
+            if found is None:
+                continue
+            i = bisect_left(found, (seen, 0))
+            place = found[min(i, len(found) - 1)]  # the next one, or the last
+            out += [tokens[at:first], self.ids[slice(*place)]]
+            at, seen = last, place[1]
+        return np.concatenate([*out, tokens[at:]]) if out else tokens
+
+
+def _pieces(is_control: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Runs [start, end) of tokens between control tokens."""
+    edges = [-1, *np.flatnonzero(is_control).tolist(), len(is_control)]
+    return [(before + 1, after) for before, after in pairwise(edges) if after > before + 1]
+
+
+def _n_common(a: bytes, b: bytes) -> int:
+    """How many bytes are equal at the beginning."""
+    n = min(len(a), len(b))
+    one, other = np.frombuffer(a, np.uint8, n), np.frombuffer(b, np.uint8, n)
+    differs = np.flatnonzero(one != other)
+    return int(differs[0]) if len(differs) else n

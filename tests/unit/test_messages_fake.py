@@ -1,0 +1,319 @@
+"""Whole lists of messages: what is new or changed is read, the rest is there (fake model)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fake_model
+import numpy as np
+import pytest
+from fake_durable import Engine, engine_on
+from fake_model import END, FakeSampler, FakeVocab
+from fake_run import checked_sessions
+
+from kvmem_llama import workspace as module
+from kvmem_llama.engine.chat_template import Message, Turn
+from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.engine.turn_tokens import tokenize_turn
+from kvmem_llama.errors import InputError
+from kvmem_llama.messages import messages_of, tokenize_messages, user_marks
+from kvmem_llama.workspace import Workspace
+
+pytestmark = pytest.mark.usefixtures("checked", "whole")
+checked = checked_sessions
+GREEDY = SamplingParams(temp=0)
+N_TURNS = 10
+OPTIONS: dict[str, Any] = {"n_ctx": 640, "n_reserve": 240}  # room for a whole answer
+SAID: list[int] = []
+"""Tokens that the model says next."""
+
+
+class WholeTemplate:
+    """`s:system<end>u:question<end>a:answer<end>`."""
+
+    stop_strings = ()
+
+    def __init__(self, vocab: Any = None, template: Any = None) -> None: ...
+
+    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
+        text, spans = "", []
+        for message in messages:
+            start = len(text) + 2
+            text += f"{message.role[0]}:{message.content}<end>"
+            spans.append((start, start + len(message.content)))
+        n_old = max((i + 1 for i, m in enumerate(messages) if m.role == "assistant"), default=0)
+        return Turn(text + "a:", tuple(spans[n_old:]))
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template above, in a vocabulary that knows its control token in a text."""
+    plain = FakeVocab.tokenize
+
+    def tokenize(self: Any, text: str | bytes, **options: Any) -> Any:
+        data = text.encode("ascii", "replace") if isinstance(text, str) else text
+        ids = [plain(self, piece) for piece in data.split(b"<end>")]
+        parts = [part for piece in ids for part in (piece, np.array([END], np.int32))]
+        return np.concatenate(parts[:-1])
+
+    monkeypatch.setattr(FakeVocab, "tokenize", tokenize)
+    monkeypatch.setattr(module, "ChatTemplate", WholeTemplate)
+    monkeypatch.setattr(FakeSampler, "sample", lambda self, logits: SAID.pop(0))
+
+
+@pytest.fixture(params=[None, "notes"])
+def ws(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workspace]:
+    with engine_on(tmp_path / "data", **OPTIONS) as engine, engine.workspace(request.param) as workspace:
+        yield workspace
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def words(n: int, seed: int) -> str:
+    letters = np.random.default_rng(seed).integers(ord("a"), ord("z"), n)
+    return "".join(map(chr, letters))
+
+
+class Chat:
+    """A conversation that is passed as a whole list each time; answers have 120 characters."""
+
+    def __init__(self, ws: Workspace) -> None:
+        self.ws = ws
+        self.model = engine_of(ws).model
+        self.messages: list[dict[str, str]] = [{"role": "system", "content": words(90, 99)}]
+
+    def ask(self, question: str, *, answer: str = "") -> Any:
+        """Checks that the model evaluated what the result says, and that the list is the history."""
+        before, n_batches = self.ws.n_tokens, len(self.model.batches)
+        self.messages.append(user(question))
+        said = answer or words(120, len(self.messages))
+        SAID[:] = [*(ord(c) - 32 for c in said), END]
+        result = self.ws.chat(self.messages, sampling=GREEDY).result()
+        assert result.text == said
+        replayed = sum(not report.noop for report in result.recalls) * result.n_query
+        evaluated = sum(len(batch) for batch in self.model.batches[n_batches:])
+        assert evaluated == result.n_evaluated + replayed + result.n_generated
+        assert result.n_prompt + result.n_generated == self.ws.n_tokens
+        text = WholeTemplate().turn("", messages_of(self.messages)).text
+        held = FakeVocab().detokenize(self.ws.history()).decode()
+        assert held == text + result.text + "<end>"
+        assert before >= result.n_cached
+        self.messages.append({"role": "assistant", "content": result.text})
+        return result
+
+
+def engine_of(ws: Workspace) -> Engine:
+    return ws._engine  # type: ignore[return-value]
+
+
+def new(question: str) -> int:
+    """Tokens of a question and the template around it."""
+    return len("u:" + question + "a:") + 1
+
+
+def test_a_list_that_grows_is_read_once(ws: Workspace) -> None:
+    chat = Chat(ws)
+    first = chat.ask(words(200, 0))
+    assert (first.n_cached, first.n_carried) == (0, 0)
+    for i in range(1, N_TURNS):
+        question, held = words(50 + 10 * i, i), ws.n_tokens
+        result = chat.ask(question)
+        assert (result.n_cached, result.n_carried, result.n_evaluated) == (held, 0, new(question))
+        assert result.n_query == len(question + "a:") + 1
+    assert any(result.recalls for result in [chat.ask("and?")])
+
+
+def test_an_edited_last_message_is_evaluated_as_a_whole(ws: Workspace) -> None:
+    chat = Chat(ws)
+    for i in range(N_TURNS):
+        chat.ask(words(100, i))
+    held, last = ws.n_tokens, chat.messages[-2:]
+    del chat.messages[-2:]
+    edited = last[0]["content"][:40] + words(70, 77)
+    result = chat.ask(edited)
+    assert result.n_cached == held - len(last[0]["content"] + last[1]["content"] + "a:") - 2
+    assert result.n_evaluated == result.n_query == len(edited + "a:") + 1 and result.n_carried == 0
+    again = chat.ask("next")
+    assert again.n_evaluated == new("next")
+
+
+def test_a_reminder_in_an_old_message_costs_its_own_tokens(ws: Workspace) -> None:
+    chat = Chat(ws)
+    for i in range(N_TURNS):
+        chat.ask(words(100, i))
+        if i % 3 == 2:
+            held = ws.n_tokens
+            chat.messages[2 * i - 3]["content"] += "(" + words(30, 50 + i) + ")"
+            question = words(60, 70 + i)
+            result = chat.ask(question)
+            assert result.n_evaluated == new(question) + 32
+            assert result.n_cached + result.n_carried == held and result.n_carried > 100
+
+
+def test_stripped_reasoning_costs_nothing(ws: Workspace) -> None:
+    chat = Chat(ws)
+    for i in range(N_TURNS):
+        question = words(100, i)
+        thought = "<think>" + words(80, 40 + i) + "</think>"
+        held = ws.n_tokens
+        result = chat.ask(question, answer=thought + words(100, 20 + i))
+        if i:
+            assert result.n_evaluated == new(question)
+            assert result.n_cached + result.n_carried == held - len(thought)
+        chat.messages[-1]["content"] = result.text.removeprefix(thought)
+
+
+def test_short_spans_between_changes_count_as_changed(ws: Workspace) -> None:
+    chat = Chat(ws)
+    for i in range(4):
+        chat.ask(words(100, i))
+    held = ws.n_tokens
+    content = chat.messages[1]["content"]
+    chat.messages[1]["content"] = "X" + content[1:40] + "Y" + content[41:]
+    result = chat.ask("so?")
+    assert result.n_evaluated == new("so?") + 41 and result.n_carried == held - result.n_cached - 41
+
+
+def test_an_old_list_again_answers_it_again(ws: Workspace) -> None:
+    chat = Chat(ws)
+    for i in range(3):
+        chat.ask(words(100, i))
+    result = chat.ask("what?")
+    del chat.messages[-2:]
+    again = chat.ask("what?")
+    assert again.n_cached == result.n_cached + result.n_read and again.n_evaluated == result.n_query
+
+
+def test_only_the_query_of_a_long_message_is_evaluated_again(tmp_path: Path) -> None:
+    options = OPTIONS | {"n_query": 100, "query_long": "newest"}
+    with engine_on(tmp_path / "data", **options) as engine, engine.workspace("notes") as ws:
+        chat = Chat(ws)
+        chat.ask("first")
+        long = words(900, 1)
+        result = chat.ask(long)
+        assert (result.n_query, result.n_evaluated) == (100 + len("a:") + 1, new(long))
+        del chat.messages[-2:]
+        again = chat.ask(long)
+        assert again.n_evaluated == again.n_query == result.n_query and again.n_carried == 800
+        assert [b.start for b in again.recalls[0].blocks] == [b.start for b in result.recalls[0].blocks]
+        del chat.messages[-2:]
+        edited = chat.ask(long[:500] + "!" + long[501:])
+        assert edited.n_evaluated == 1 + edited.n_query and edited.n_carried == 799
+
+
+def test_a_durable_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with engine_on(folder, **OPTIONS) as engine, engine.workspace("notes") as ws:
+        chat = Chat(ws)
+        for i in range(4):
+            chat.ask(words(100, i))
+        chat.messages[1]["content"] += words(20, 50)
+        chat.ask("so?")
+        messages, held = chat.messages, ws.n_tokens
+    with engine_on(folder, **OPTIONS) as engine, engine.workspace("notes") as ws:
+        chat = Chat(ws)
+        chat.messages = messages
+        result = chat.ask("and?")
+        assert result.n_cached == held and result.n_evaluated == new("and?")
+        turn = ws.ask("then?", sampling=GREEDY, max_tokens=0).result()
+        assert turn.n_cached == held + new("and?") + result.n_generated
+
+
+def test_the_system_prompt_of_the_workspace_comes_first(tmp_path: Path) -> None:
+    with engine_on(tmp_path / "data") as engine, engine.workspace(system="be brief") as ws:
+        ws.chat([user("why?")], sampling=GREEDY, max_tokens=0).result()
+        assert FakeVocab().detokenize(ws.history()) == b"s:be brief<end>u:why?<end>a:"
+        ws.chat([{"role": "system", "content": "x"}, user("why?")], sampling=GREEDY, max_tokens=0).result()
+        assert FakeVocab().detokenize(ws.history()) == b"s:x<end>u:why?<end>a:"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [],
+        [user("?"), {"role": "assistant", "content": "!"}],
+        [{"content": "?"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image"}]}],
+    ],
+)
+def test_messages_that_cannot_be_answered_are_refused(bad: list[Any]) -> None:
+    with pytest.raises(InputError):
+        messages_of(bad)
+
+
+def test_contents_may_be_lists_of_texts_or_missing() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    empty = {"role": "assistant", "content": None}
+    found = messages_of([user("?"), empty, {"role": "user", "content": parts}])
+    assert found == [Message("user", "?"), Message("assistant", ""), Message("user", "a\nb")]
+
+
+def ids(text: str) -> Any:
+    return FakeVocab().tokenize(text)
+
+
+def sampled(text: str) -> Any:
+    """Other tokens with the same bytes: 94 and 95 stand for a space and an exclamation mark, too."""
+    found = ids(text)
+    return np.where(found == 0, 94, np.where(found == 1, 95, found)).astype(np.int32)
+
+
+WHOLE = "s:be brief<end>u:hi ! ! there<end>a:so ! !<end>u:what ! now<end>a:"
+TURN = Turn(WHOLE, ((WHOLE.index("what"), WHOLE.index("<end>a:", 40)),))
+
+
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [
+        ("", ()),
+        (WHOLE[:44], (0, 1)),  # it ends with the first half of what stands for a control token
+        ("other<end>u:hi ! ! there<end>a:so ! !", (1, 2)),
+        (WHOLE + "more ! !", (0, 1, 2, 3)),
+        (WHOLE.replace("hi", "ho"), (0, 2, 3)),
+    ],
+)
+def test_stored_ids_are_used_where_the_bytes_are_equal(stored: str, kept: tuple[int, ...]) -> None:
+    vocab: Any = FakeVocab()
+    found = tokenize_messages(vocab, TURN, sampled(stored))
+    pieces = [sampled(piece) if i in kept else ids(piece) for i, piece in enumerate(WHOLE.split("<end>"))]
+    expected = [part for piece in pieces for part in (piece, [END])][:-1]
+    assert np.array_equal(found.tokens, np.concatenate(expected))
+    plain = tokenize_turn(vocab, WHOLE, TURN.spans)
+    assert found.question == plain.question and np.array_equal(found.scored, plain.scored)
+
+
+def test_a_tools_text_is_not_a_users() -> None:
+    vocab: Any = FakeVocab()
+    messages = messages_of([user("hi"), {"role": "assistant", "content": "so"}, user("do it")])
+    turn = WholeTemplate().turn("", messages)
+    assert user_marks(vocab, messages, turn, ids(turn.text)) is None
+    messages.append(Message("tool", "done"))
+    turn = WholeTemplate().turn("", messages)
+    tokens = tokenize_messages(vocab, turn, ids("")).tokens
+    marks = user_marks(vocab, messages, turn, tokens)
+    assert marks is not None and vocab.detokenize(tokens[marks]) == b"do it"
+
+
+def test_bos_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_model.FakeVocab, "bos", 7)
+    monkeypatch.setattr(fake_model.FakeVocab, "add_bos", True)
+    plain = FakeVocab.tokenize
+
+    def tokenize(self: Any, text: Any, *, add_bos: bool = False, **options: Any) -> Any:
+        found = plain(self, text, **options)
+        return np.concatenate([np.array([7], np.int32), found]) if add_bos else found
+
+    monkeypatch.setattr(FakeVocab, "tokenize", tokenize)
+    vocab: Any = FakeVocab()
+    stored = np.concatenate([[7], sampled(WHOLE[:30])]).astype(np.int32)
+    for held in (stored, stored[:0], stored[1:]):
+        found = tokenize_messages(vocab, TURN, held)
+        assert found.tokens[0] == 7 and vocab.detokenize(found.tokens[1:]).decode() == WHOLE
+        assert not found.scored[0]
+    kept = tokenize_messages(vocab, TURN, stored).tokens
+    assert np.array_equal(kept[: len("s:be brief<end>") - 3], stored[: len("s:be brief<end>") - 3])
