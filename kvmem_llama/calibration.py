@@ -49,6 +49,7 @@ class Calibration:
     index_type: str  # of the keys in the token index, see INDEX_TYPES
     spread: Mapping[str, float]  # by channel: the part of a block's score that each neighbour gets
     shares: Mapping[str, float]  # by channel: of the selection; what they leave of 1 goes by both
+    weights: Mapping[str, float]  # by channel: of the scores by which that rest goes
     measured: Mapping[str, float | int | str]  # on the texts it was made from
 
 
@@ -201,6 +202,7 @@ def _calibration(fields: _Fields) -> Calibration:
         index_type=fields.text("index_type", INDEX_TYPES),
         spread=fields.channels("spread"),
         shares=shares,
+        weights=fields.channels("weights"),
         measured=fields.get("measured", "an object of numbers and texts", _measured),
     )
 

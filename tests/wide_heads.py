@@ -38,7 +38,8 @@ def calibration(
         centred=centred,
         index_type="q8_0",
         spread={"heads": 0.25, "lexical": 0.5},
-        shares={"heads": 0.6, "lexical": 0.4},
+        shares={"heads": 0.3, "lexical": 0.2},
+        weights={"heads": 0.6, "lexical": 0.4},
         measured={},
     )
     return replace(made, **changes)  # type: ignore[arg-type]

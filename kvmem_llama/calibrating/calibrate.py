@@ -14,7 +14,7 @@ from ..calibration import NONE, CalibratedHead, Calibration
 from ..engine.vocab import Vocab
 from ..errors import ModelUnsupported
 from ..gguf_info import check_policy, read_model_info
-from ..memory.channels import CALIBRATED
+from ..memory.channels import SHARES, WEIGHTS
 from ..memory.texts import BlockTexts
 from ..native.layout import I32, LayerInfo
 from ..settings import Settings
@@ -114,7 +114,8 @@ class _Calibrating:
             centred=chosen.centred,
             index_type="q4_0",
             spread=chosen.spread,
-            shares=CALIBRATED,
+            shares=SHARES,
+            weights=WEIGHTS,
             measured={
                 "index_bytes_per_token": index_bytes(heads, layers),
                 "mean_k_bytes_per_token": round(mean_k_bytes(layers, self._block), 1),

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from ..memory.channels import CALIBRATED
+from ..memory.channels import SHARES, WEIGHTS
 from ..memory.retrieval import fuse, spread
 from ..memory.selector import order
 from .cases import About
@@ -116,11 +116,11 @@ def _covered(
     budgets: Sequence[int],
 ) -> float:
     scores = {"lexical": trial.lexical, "mean_k": trial.mean_k, "heads": trial.heads[centred]}
-    orders = {}
+    asked, orders = {}, {}
     for channel in shares:
-        one = spread(scores[channel], spreads.get(channel, 0.0))
+        one = asked[channel] = spread(scores[channel], spreads.get(channel, 0.0))
         orders[channel] = order(one, trial.candidates)[: np.count_nonzero(one > 0)]
-    best = fuse(orders, shares, max(budgets) // block, len(trial.candidates))
+    best = fuse(asked, orders, shares, WEIGHTS, max(budgets) // block)
     found = [np.isin(trial.blocks, trial.candidates[best[: n // block]]).mean() for n in budgets]
     return float(np.mean(found))
 
@@ -129,7 +129,7 @@ def figures(trials: Sequence[Trial], chosen: Chosen, block: int) -> dict[str, fl
     """Coverage of the passages at `SHOWN` tokens by each channel and by all of them, rounded."""
     ways: dict[str, Mapping[str, float]] = {
         **{channel: {channel: 1.0} for channel in ("mean_k", "lexical", "heads")},
-        "fused": CALIBRATED,
+        "fused": SHARES,
     }
     groups = {"": list(trials), "_reworded": [trial for trial in trials if trial.about == "reworded"]}
     out: dict[str, float] = {}

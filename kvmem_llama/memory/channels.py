@@ -16,13 +16,14 @@ SPREAD: Final[Mapping[str, float]] = {"lexical": 0.5, "heads": 0.5}
 """By channel: share of a block's score that its neighbours get, none where it is not named. 32 tokens are
 less than most statements."""
 
-CALIBRATED: Final[Mapping[str, float]] = {"heads": 0.15, "lexical": 0.15}
-"""Shares of the fused score of a calibrated model. What they leave goes by both, see retrieval.fuse. They are
-chosen by the annotated questions of docs/retrieval.md, not for each model: questions that a calibration can
-make up by itself do not show what words add."""
+SHARES: Final[Mapping[str, float]] = {"heads": 0.2, "lexical": 0.4}
+WEIGHTS: Final[Mapping[str, float]] = {"heads": 0.5, "lexical": 0.5}
+"""Shares and weights of the fused score of a calibrated model, see retrieval.fuse. They are chosen by the
+annotated questions of docs/retrieval.md, not for each model: questions that a calibration can make up by
+itself do not show what words add."""
 
-UNCALIBRATED: Final[Mapping[str, float]] = {"lexical": 0.9, "mean_k": 0.1}
-"""The same of a model without a calibration."""
+UNCALIBRATED: Final[Mapping[str, float]] = {"lexical": 0.95, "mean_k": 0.05}
+"""The shares of a model without a calibration, and the weights by which its scores are shown."""
 
 NOT_CALIBRATED: Final = "not calibrated: lexical + mean_k; run kvmem calibrate MODEL"
 
@@ -34,6 +35,7 @@ class Channels:
     shares: Mapping[str, float]  # of the selection, by channel, see retrieval.fuse; at most 1 together
     spread: Mapping[str, float] = field(default_factory=lambda: SPREAD)
     calibration: Calibration | None = None  # of the heads that the channel `heads` reads
+    weights: Mapping[str, float] = field(default_factory=dict)  # of scores that are added; 1 for any other
 
     @classmethod
     def of(cls, settings: Settings, calibration: Calibration | None) -> Channels:
@@ -51,9 +53,10 @@ class Channels:
             return cls({"heads": 1.0}, spread, calibration)
         if settings.score == "fused":
             if calibration is None:
-                return cls(UNCALIBRATED, spread)
-            shares = {name: share for name, share in calibration.shares.items() if share}
-            return cls(shares, spread, calibration if "heads" in shares else None)
+                return cls(UNCALIBRATED, spread, weights=UNCALIBRATED)
+            weights = calibration.weights
+            shares = {name: share for name, share in calibration.shares.items() if share or weights[name]}
+            return cls(shares, spread, calibration if "heads" in shares else None, weights)
         return cls({settings.score: 1.0}, spread)
 
     def __contains__(self, channel: object) -> bool:

@@ -23,8 +23,6 @@ from .texts import BlockTexts
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-_RANK_OFFSET: Final = 20  # of reciprocal ranks: how little the first ranks differ
-
 
 class Searchable(Protocol):
     """What a history keeps to be searched."""
@@ -168,7 +166,7 @@ class Retriever:
     def _best(self, channels: Mapping[str, F64], candidates: I64, n: int) -> tuple[dict[str, I64], I64]:
         """Indices of the candidates: by channel from the best on, and the best `n` of all channels."""
         orders = {name: _found(scores, candidates) for name, scores in channels.items()}
-        best = fuse(orders, self.channels.shares, n, len(candidates))
+        best = fuse(channels, orders, self.channels.shares, self.channels.weights, n)
         if len(best) < min(n, len(candidates)):  # nothing speaks for the others: the newest
             rest = np.setdiff1d(np.arange(len(candidates)), best)[::-1]
             best = np.concatenate([best, rest[: n - len(best)]])
@@ -177,9 +175,8 @@ class Retriever:
     def _total(self, channels: Mapping[str, F64]) -> F64:
         if len(channels) == 1:
             return next(iter(channels.values()))
-        shares = self.channels.shares
-        whole = sum(shares.values())
-        parts = [shares[name] / whole * scores / (scores.sum() or 1.0) for name, scores in channels.items()]
+        weights = self.channels.weights
+        parts = [weights.get(name, 1.0) * scores / (scores.sum() or 1.0) for name, scores in channels.items()]
         total: F64 = np.sum(parts, axis=0)
         return total
 
@@ -227,21 +224,29 @@ def spread(scores: F64, share: float = SPREAD["lexical"]) -> F64:
     return out
 
 
-def fuse(orders: Mapping[str, I64], shares: Mapping[str, float], n: int, n_candidates: int) -> I64:
-    """The best `n` of several channels, from the best on. orders: by channel, indices of candidates.
+def fuse(
+    scores: Mapping[str, F64],
+    orders: Mapping[str, I64],
+    shares: Mapping[str, float],
+    weights: Mapping[str, float],
+    n: int,
+) -> I64:
+    """The best `n` candidates of several channels, from the best on.
 
     Every channel has its share of the selection to itself, so that what it alone finds is found. What the
-    shares leave of 1 goes to the candidates by the sum of their reciprocal ranks: those come first that
-    several channels find.
+    shares leave of 1 goes by the sum of all channels' scores, each in parts of its best one and with its
+    weight: there those come first that several channels find.
+
+    scores: by channel, of the candidates. orders: by channel, indices of the candidates with a score.
     """
     together = 1 - sum(shares.values())
     if together < 1e-6:
         return interleave(list(orders.values()), [shares[name] for name in orders], n)
-    total = np.zeros(n_candidates)
-    for best_first in orders.values():
-        total[best_first] += 1 / (_RANK_OFFSET + np.arange(1, len(best_first) + 1))
-    agreed = _found(total, np.arange(n_candidates))
-    return interleave([agreed, *orders.values()], [together, *(shares[name] for name in orders)], n)
+    total = np.sum(
+        [weights.get(name, 1.0) * one / (one.max() or 1.0) for name, one in scores.items()], axis=0
+    )
+    joint = _found(total, np.arange(len(total)))
+    return interleave([joint, *orders.values()], [together, *(shares[name] for name in orders)], n)
 
 
 def interleave(orders: Sequence[I64], shares: Sequence[float], n: int) -> I64:

@@ -78,7 +78,10 @@ def load(path: Path) -> tuple[str, list[Found]]:
 
 def write_page(page: Path, files: Sequence[Path]) -> None:
     """Puts the tables of all files between the marks of the page, and the figure beside it."""
-    models = [load(path) for path in files]
+    by_model: dict[str, list[Found]] = {}
+    for model, found in map(load, files):
+        by_model.setdefault(model, []).extend(found)
+    models = list(by_model.items())
     lines: list[str] = []
     for model, found in models:
         lines += ["", f"### {model}", "", *_markdown(found)]

@@ -23,6 +23,7 @@ PLAIN = Calibration(
     index_type="q4_0",
     spread=HALVES,
     shares={"heads": 0.25, "lexical": 0.75},
+    weights={"heads": 0.5, "lexical": 0.5},
     measured={"n": 3, "coverage": 0.5, "texts_of": "Python 3"},
 )
 CENTRED = replace(PLAIN, centred=True, heads=(CalibratedHead(18, 6, 0.9, (0.5, -1e-7, 3.0)),))

@@ -15,7 +15,7 @@ from kvmem_llama.calibration import CalibratedHead, Calibration
 from kvmem_llama.memory.channels import Channels
 from kvmem_llama.memory.indexes import Indexes
 from kvmem_llama.memory.query_rows import ScoredLayers
-from kvmem_llama.memory.retrieval import Query, Retriever, interleave, spread
+from kvmem_llama.memory.retrieval import Query, Retriever, fuse, interleave, spread
 from kvmem_llama.memory.scoring import QueryRows
 from kvmem_llama.memory.scoring.reference import ReferenceScorer
 from kvmem_llama.memory.scoring.tokens import TokenScorer
@@ -90,11 +90,11 @@ def test_both_channels_are_heard() -> None:
     history.ids[40 * BLOCK + 3 : 40 * BLOCK + 5] = 6, 7  # "keykey "
     query = Query(history.model.query(7), "keykey")
     candidates = np.arange(60)
-    ranking = retriever("fused").rank(query, history, candidates, 8)
+    ranking = retriever("fused").rank(query, history, candidates, 24)
     ranks = ranking.ranks()
     assert min(r.get("lexical", 99) for r in ranks.values()) == 1
     assert min(r.get("mean_k", 99) for r in ranks.values()) == 1
-    assert ranking.scores.sum() <= 1 + 1e-9 and len(set(ranking.best.tolist())) == 8
+    assert ranking.scores.sum() <= 1 + 1e-9 and len(set(ranking.best.tolist())) == 24
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -125,8 +125,8 @@ def heads_of(centred: bool) -> Calibration:
         CalibratedHead(il, head, 0.5, tuple(rng.normal(size=64).tolist()) if centred else None)
         for il, head in ((1, 5), (0, 2), (0, 3), (1, 1), (0, 4))
     )
-    shares = {"heads": 0.5, "lexical": 0.5}
-    return Calibration("", "", heads, centred, "q8_0", {"heads": 0.25, "lexical": 0.5}, shares, {})
+    halves = {"heads": 0.5, "lexical": 0.5}
+    return Calibration("", "", heads, centred, "q8_0", {"heads": 0.25, "lexical": 0.5}, halves, halves, {})
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -191,12 +191,28 @@ def test_channels_are_those_of_the_score_and_the_calibration() -> None:
     calibration = heads_of(False)
     both = Channels.of(Settings(score="fused"), calibration)
     assert both.shares == calibration.shares and both.calibration is calibration and not both.hint
-    words = Channels.of(Settings(score="fused"), replace(calibration, shares={"heads": 0.0, "lexical": 1.0}))
+    only = {"heads": 0.0, "lexical": 1.0}
+    words = Channels.of(Settings(score="fused"), replace(calibration, shares=only, weights=only))
     assert set(words.shares) == {"lexical"} and words.calibration is None
     without = Channels.of(Settings(score="fused"), None)
     assert set(without.shares) == {"lexical", "mean_k"} and "kvmem calibrate" in without.hint
     ids = {Channels.of(Settings(score="heads"), c).calibration_id for c in (calibration, heads_of(True))}
     assert len(ids) == 2 and all(len(id) == 8 for id in ids) and not without.calibration_id
+
+
+def test_a_fusion_keeps_a_part_for_each_channel_and_puts_first_what_both_find() -> None:
+    heads, words = np.array([9.0, 8, 5, 0, 0, 0, 7, 0]), np.array([0.0, 0, 5, 9, 8, 7, 0, 0])
+    scores = {"heads": heads, "lexical": words}
+    orders = {name: np.argsort(-one, kind="stable")[: np.count_nonzero(one)] for name, one in scores.items()}
+    equal = {"heads": 0.5, "lexical": 0.5}
+    joint = fuse(scores, orders, {"heads": 0.0, "lexical": 0.0}, equal, 3)
+    assert joint.tolist() == [2, 3, 0]  # block 2 is the third or fourth of either, and the only one of both
+    quarters = {"heads": 0.25, "lexical": 0.25}
+    for weights in (equal, {"heads": 0.0, "lexical": 1.0}):
+        best = fuse(scores, orders, quarters, weights, 8).tolist()
+        assert {0, 1} <= set(best) and {3, 4} <= set(best) and 7 not in best  # block 7 has no score
+    assert fuse(scores, orders, equal, {}, 4).tolist() == [0, 3, 1, 4]  # no joint part
+    assert fuse({"heads": heads * 0}, {"heads": orders["heads"][:0]}, {"heads": 0.5}, equal, 4).tolist() == []
 
 
 def test_neighbours_get_half() -> None:

@@ -84,7 +84,7 @@ def test_the_first_stage_asks_with_the_largest_query_rows() -> None:
 def search(score: str, limit: int, n: int = 12) -> Ranking:
     calibration = Calibration(
         "f", "made up", (CalibratedHead(0, 3, 0.9), CalibratedHead(1, 2, 0.8)), False, "q4_0",
-        {"heads": 0.5}, {"heads": 0.6, "lexical": 0.4}, {},
+        {"heads": 0.5}, {"heads": 0.3, "lexical": 0.2}, {"heads": 0.6, "lexical": 0.4}, {},
     )  # fmt: skip
     shares = {"heads": 1.0} if score == "heads" else calibration.shares
     channels = Channels(shares, calibration.spread, calibration)
