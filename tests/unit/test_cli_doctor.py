@@ -57,9 +57,9 @@ def test_doctor_shows_what_finds_blocks_and_the_size_of_its_indexes(run_kvmem: R
     assert search["channels"] == "lexical 0.95 + mean_k 0.05"
     assert search["mean_k_bytes_per_token"] == search["used_bytes_per_token"] == 2 * 2 * 64 * 2 / 32
     heads = tuple(CalibratedHead(il, head, 0.5) for il, head in ((0, 0), (0, 1), (1, 3)))
-    shares = {"heads": 0.6, "lexical": 0.4}
+    part = {"heads": 0.6, "lexical": 0.4}
     fingerprint = report["model"]["fingerprint"]
-    dump(Calibration(fingerprint, "tiny", heads, False, "q4_0", shares, shares, shares, {}), tmp_path / "c.json")
+    dump(Calibration(fingerprint, "tiny", heads, False, "q4_0", part, part, part, {}), tmp_path / "c.json")
     options = ("-m", str(model), "--score", "fused", "--calibration", str(tmp_path / "c.json"), "--json")
     search = run_kvmem("doctor", *options).events[0]["search"]
     assert search["calibration"] == "3 heads of tiny" and search["channels"] == "heads 0.60 + lexical 0.40"
