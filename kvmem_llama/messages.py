@@ -78,6 +78,8 @@ def user_marks(
 def _message(i: int, message: Message | Mapping[str, Any]) -> Message:
     if isinstance(message, Message):
         return message
+    if not isinstance(message, Mapping):
+        raise InputError(f"messages[{i}]", f"it is a {type(message).__name__}, not a message", hint=_HINT)
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
         texts = [part.get("text") if part.get("type") == "text" else None for part in content]

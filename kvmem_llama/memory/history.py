@@ -325,12 +325,17 @@ class History:
         number = start // self.block
         self.recomputed[start] = record
         missing = self.indexes.missing(number, unscored=number in self.unscored)
+        is_stored = False
+        with contextlib.suppress(StoreError):  # it is used now, and computed again when it is wanted again
+            self.store.restore(block.ref, record)  # which rounds it: rows are made of what is kept
+            is_stored = True
         for index in missing:
             index.replace(number, record, block.count)
         if number in self.unscored:
             self.unscored.remove(number)
-        with contextlib.suppress(StoreError):  # it is used now, and computed again when it is wanted again
-            self.store.restore(block.ref, record)
+        if not is_stored:
+            return
+        with contextlib.suppress(StoreError):
             # It knows of no others; of a draft, not the one that was cut.
             is_known = block.end <= self.n_committed and (self._rewrites is None or block.count == self.block)
             if self.ledger is not None and is_known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -99,14 +100,16 @@ class MeanKIndex(BlockRows):
 
 def mean_of(layers: Sequence[LayerInfo], layout: RecordLayout) -> Callable[[U8, int], F16]:
     """A function (record, count) -> Mean-K of the record's first `count` rows in all full-attention layers,
-    [elements] float16: what is stored of a block, whichever layers are scored."""
+    [elements] float16: what is stored of a block, whichever layers are scored. Any thread."""
     index = MeanKIndex(layers, layout, chunk_blocks=1)
+    in_use = threading.Lock()
 
     def mean(record: U8, count: int) -> F16:
-        index.append(record, count)
-        row = index.chunks[0].copy()
-        index.truncate(0)
-        return row
+        with in_use:
+            index.append(record, count)
+            row = index.chunks[0].copy()
+            index.truncate(0)
+            return row
 
     return mean
 

@@ -39,9 +39,7 @@ class PastSteps:
         """A step is finished. One that added no token is not remembered. options: see StepFacts; `user` in
         them is the newest text of a user."""
         if end > (self._steps[-1].end if self._steps else 0):
-            user = json.loads(options).get("user")
-            is_there = user is not None and user[1] <= end
-            self._steps.append(PastStep(end, (int(user[0]), int(user[1])) if is_there else None))
+            self._steps.append(PastStep(end, _user_of(options, end)))
 
     def truncate(self, n_tokens: int) -> None:
         """Only the first `n_tokens` tokens stay."""
@@ -65,3 +63,15 @@ class PastSteps:
     def newest_with_user(self) -> PastStep | None:
         """The newest step with a text of a user."""
         return next((step for step in reversed(self._steps) if step.user is not None), None)
+
+
+def _user_of(options: str, end: int) -> tuple[int, int] | None:
+    """The newest text of a user in a step that ended at token `end`, by its stored options; None where they
+    name none, or are not what this program has written (a workspace may come from elsewhere)."""
+    try:
+        user = json.loads(options).get("user")
+        start, stop = user
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    is_there = type(start) is int and type(stop) is int and 0 <= start < stop <= end
+    return (start, stop) if is_there else None

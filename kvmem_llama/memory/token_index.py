@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -110,15 +111,17 @@ class TokenIndex(BlockRows):
 def token_source(
     layers: Sequence[LayerInfo], layout: RecordLayout, heads_kv: Iterable[tuple[int, int]], index_type: str
 ) -> TokenSource:
-    """What a durable workspace keeps of its token index, and the function that makes a row of it. The
-    arguments and errors are those of TokenIndex."""
+    """What a durable workspace keeps of its token index, and the function that makes a row of it, on any
+    thread. The arguments and errors are those of TokenIndex."""
     index = TokenIndex(layers, layout, heads_kv, index_type, chunk_blocks=1)
+    in_use = threading.Lock()
 
     def row_of(record: U8, count: int) -> U8:
-        index.append(record, count)
-        row = index.row(0)
-        index.truncate(0)
-        return row
+        with in_use:
+            index.append(record, count)
+            row = index.row(0)
+            index.truncate(0)
+            return row
 
     heads = tuple((head.il, head.head_kv, head.d) for head in index.heads)
     widths = tuple(n for _, n in index._spans())

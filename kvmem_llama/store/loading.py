@@ -219,12 +219,16 @@ class _Maker:
                 changed.append(self._rows[number])
         if changed:
             family.catalog.write(lambda db: BLOCKS.insert(db, changed, replace=True), "means")
+        own = self._holding.row().lineage
         for part in self._parts:
             lineage, first = part.lineage, part.blocks[0]
             for run in _runs(means, part):
                 family.index.put(lineage, first, run[0], np.stack([means[number] for number in run]))
+            if self._tokens is None or (
+                lineage != own and family.tokens.holds_others(self._tokens[1].shape, lineage)
+            ):
+                continue  # whoever owns these blocks has more of them there, with heads of its own
             for run in _runs(tokens, part):
-                assert self._tokens is not None
                 rows = np.stack([tokens[number] for number in run])
                 facts = [(self._rows[number].count, self._rows[number].mean_xxh) for number in run]
                 family.tokens.put(self._tokens[1].shape, lineage, first, run[0], rows, facts)

@@ -109,6 +109,11 @@ class TokenFiles:
             row[-16:] = np.frombuffer(_checksum(row), np.uint8)
         self._rows.put(self._form(shape), lineage, first, number, whole)
 
+    def holds_others(self, shape: TokenShape, lineage: int) -> bool:
+        """The file of a lineage holds rows of other heads or of another type."""
+        form = self._rows.form_of(lineage, MAGIC)
+        return form is not None and form != self._form(shape)
+
     def load(
         self, shape: TokenShape, parts: Iterable[Span], blocks: Sequence[BlockRow], into: RowChunks
     ) -> list[int]:

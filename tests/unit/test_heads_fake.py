@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import InvalidOption
 from kvmem_llama.memory.block_rows import BlockRows
 from kvmem_llama.memory.history import History
-from kvmem_llama.memory.index import MeanKIndex
+from kvmem_llama.memory.index import MeanKIndex, mean_of
 from kvmem_llama.memory.token_index import TokenIndex
 from kvmem_llama.store.compact import compact
 from kvmem_llama.store.disk import DiskStore
@@ -326,6 +327,35 @@ def test_rows_outlive_their_records(opened: Open, tmp_path: Path, monkeypatch: p
         assert len(missing) == ws.stats().n_without_rows
         lost = [block.start // 8 for block in history.table if history.store.where(block.ref) == "tokens"]
         assert set(missing.tolist()) <= set(lost) and len(missing) < n
+
+
+def test_a_fork_with_other_heads_leaves_the_rows_of_its_parent(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened() as engine, engine.workspace("notes") as ws:
+        ws.read_tokens(text(903)).result()
+        with ws.fork("branch"):
+            pass
+        ws.read_tokens(text(300, 2)).result()
+    other = wide_heads.write(tmp_path, wide_heads.calibration([(0, 0)]), "other.json")
+    with opened(calibration=other) as engine, engine.workspace("branch") as fork:
+        fork.read_tokens(text(100, 3)).result()
+        check_indexes(history_of(fork))
+    seen = rows_read(monkeypatch)
+    with opened() as engine, engine.workspace("notes") as ws:
+        assert not seen
+        check_indexes(history_of(ws))
+
+
+def test_rows_are_made_on_any_thread() -> None:
+    model = fake_model.FakeModel(8, 8, 8)
+    mean = mean_of(model.layers, model.layout)
+    rng = np.random.default_rng(3)
+    records = [rng.integers(0, 60, model.layout.nbytes, dtype=np.uint8) for _ in range(4)]
+    expected = [mean(record, 8).tobytes() for record in records]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: mean(records[i % 4], 8).tobytes(), range(2000)))
+    assert found == [expected[i % 4] for i in range(2000)]
 
 
 def test_compaction_and_export_leave_an_index_that_fits(

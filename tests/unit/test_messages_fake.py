@@ -235,6 +235,8 @@ def test_the_system_prompt_of_the_workspace_comes_first(tmp_path: Path) -> None:
     "bad",
     [
         [],
+        ["hi"],
+        [None],
         [user("?"), {"role": "assistant", "content": "!"}],
         [{"content": "?"}],
         [{"role": "user", "content": 3}],

@@ -59,6 +59,15 @@ def test_a_step_whose_user_text_was_cut_has_none() -> None:
     assert newest is not None and newest.user == (2, 8) and steps.age(38) == 1
 
 
+@pytest.mark.parametrize(
+    "options", ["[]", "null", "not json", '{"user": 5}', '{"user": [-5, 3]}', '{"user": [3, 99]}', "[" * 9999]
+)
+def test_options_that_nobody_here_wrote_name_no_user_text(options: str) -> None:
+    steps = PastSteps()
+    steps.add(20, options)
+    assert steps.newest_with_user is None and len(steps) == 1
+
+
 @pytest.mark.usefixtures("checked")
 def test_a_report_tells_tier_and_age_of_every_block() -> None:
     run, session = asked(600, score="mean_k")
