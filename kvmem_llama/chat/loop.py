@@ -26,6 +26,8 @@ def run(session: Session) -> None:
                 typed = _next_message(session)
                 if typed is None:
                     return
+                if typed:
+                    session.signals.typed()
                 handle(session, typed)
         except Terminated:
             pass

@@ -26,6 +26,10 @@ class Signals:
         """Notes a Ctrl-C at the prompt; true if it follows another within the window."""
         return self._interrupts.second()
 
+    def typed(self) -> None:
+        """Notes a message: a Ctrl-C after it is about what it started, however soon it comes."""
+        self._interrupts.forget()
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Within: SIGTERM is heeded. Main thread only."""

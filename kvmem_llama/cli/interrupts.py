@@ -32,6 +32,10 @@ class Interrupts:
         self._last = now
         return is_second
 
+    def forget(self) -> None:
+        """Something else was done in between: the next press is a first one."""
+        self._last = -math.inf
+
     @contextmanager
     def during(self, act: Callable[[], None]) -> Iterator[None]:
         """Within: Ctrl-C runs `act` once per press, a second one within the window raises SecondPress.

@@ -96,3 +96,5 @@ def test_presses_further_apart_than_the_window_are_first_ones() -> None:
     for now in (0.0, 2.0, 2.9, 4.0):  # noqa: B007 (the clock reads it)
         seen.append(presses.second())
     assert seen == [False, False, True, False]
+    presses.forget()  # a message was sent
+    assert not presses.second() and presses.second()
