@@ -51,9 +51,7 @@ def comparisons(some: Sequence[Found]) -> list[str]:
             continue
         cells = []
         for budget in BUDGETS:
-            means = {c: np.mean([f.coverage[c, budget] for f in some]) for c in channels}
-            best = max(means, key=lambda c: means[c])
-            mean, error = mean_and_error([f.coverage[way, budget] - f.coverage[best, budget] for f in some])
+            best, mean, error = _against_best(some, way, channels, budget)
             in_errors = f" {mean / error:+.1f} SE" if error > 0 else ""
             cells.append(f"{mean:+.3f}{in_errors} ({best})")
         lines.append(f"{way} - best channel: " + "   ".join(cells))
@@ -105,15 +103,18 @@ def _markdown(found: Sequence[Found]) -> list[str]:
                 cells.append(" / ".join(f"{mean:.2f}".lstrip("0") for mean in means))
             else:
                 cells.append("")
-        mean, error = _against_best(some)
+        channels = [c for c in ("heads", "lexical") if (c, 512) in some[0].coverage]
+        _, mean, error = _against_best(some, "default", channels, 512)
         lines.append(f"| {name} | {len(some)} | " + " | ".join(cells) + f" | {mean:+.3f} ± {error:.3f} |")
     return lines
 
 
-def _against_best(some: Sequence[Found], budget: int = 512) -> tuple[float, float]:
-    channels = [c for c in ("heads", "lexical") if (c, budget) in some[0].coverage]
+def _against_best(
+    some: Sequence[Found], way: str, channels: Sequence[str], budget: int
+) -> tuple[str, float, float]:
+    """The best of the channels, and the paired difference of a way to it: mean and standard error."""
     best = max(channels, key=lambda c: np.mean([f.coverage[c, budget] for f in some]))
-    return mean_and_error([f.coverage["default", budget] - f.coverage[best, budget] for f in some])
+    return best, *mean_and_error([f.coverage[way, budget] - f.coverage[best, budget] for f in some])
 
 
 def _plot(path: Path, models: Sequence[tuple[str, list[Found]]]) -> None:
