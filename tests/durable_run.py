@@ -3,7 +3,8 @@ tokens up to its end. So whatever a store hands out can be told right from wrong
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -137,17 +138,8 @@ class Memory:
             added.append(NewBlock(start // BLOCK, start, count, ref, text=f"text {start}", words=words))
         means = np.stack([mean_of(self.store.get(b.ref), b.count) for b in added])
         facts = StepFacts(kind, len(tokens), answer=answer, closed=bool(answer))
-        try:
+        with self._taking(first, added, tokens):
             self.journal.commit(np.asarray(ids, np.int32), added, means, facts, self._recalled())
-        except BaseException:
-            for block in added:
-                self.store.free(block.ref)
-            raise
-        self._drop_ahead()
-        for gone in self.blocks[first:]:
-            self.store.free(gone.ref)
-        self.blocks[first:] = added
-        self.tokens = tokens
 
     def rewrite(self, n: int, ids: Sequence[int]) -> None:
         """Takes `ids` in the place of all tokens from position `n` on."""
@@ -162,8 +154,14 @@ class Memory:
             added.append(NewBlock(start // BLOCK, start, count, ref, origin, f"text {start}", words))
         means = np.stack([mean_of(self.store.get(b.ref), b.count) for b in added] or [NO_MEANS])[: len(added)]
         facts = StepFacts("read", len(tokens))
-        try:
+        with self._taking(first, added, tokens):
             self.journal.commit(np.asarray(ids, np.int32), added, means, facts, rewrites=n)
+
+    @contextmanager
+    def _taking(self, first: int, added: list[NewBlock], tokens: list[int]) -> Iterator[None]:
+        """Within: they are committed in the place of the blocks from number `first` on."""
+        try:
+            yield
         except BaseException:
             for block in added:
                 self.store.free(block.ref)
