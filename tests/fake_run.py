@@ -9,6 +9,7 @@ import fake_model
 import numpy as np
 import pytest
 
+from kvmem_llama import workspace
 from kvmem_llama.engine.chat_template import Message, Turn
 from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.engine.sampler import SamplingParams
@@ -138,6 +139,12 @@ def truncate(session: Session, n: int) -> None:
     session.view.drop_from(n)
     session.view.slack.forget(n)
     session.history.truncate(n)
+
+
+@pytest.fixture
+def faked_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces render with FakeTemplate. In a test file: `template = faked_template`."""
+    monkeypatch.setattr(workspace, "ChatTemplate", FakeTemplate)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_durable import Engine, engine_on
-from fake_run import FakeTemplate, checked_sessions, text
+from fake_run import checked_sessions, faked_template, text
 
-from kvmem_llama import workspace as module
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import Cancelled
 from kvmem_llama.lexical import terms
@@ -36,14 +35,9 @@ from kvmem_llama.store.words import BlockWords, source_of
 from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
-checked = checked_sessions
+checked, template = checked_sessions, faked_template
 BLOCK = 8
 QUERIES = ("AB cd 7", "K", "the 5Q", " ".join(chr(c) for c in range(48, 122)))
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from fake_durable import Engine, engine_on
 from fake_model import FakeModel
-from fake_run import FakeTemplate, checked_sessions, text
+from fake_run import checked_sessions, faked_template, text
 
-from kvmem_llama import workspace as module
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import Cancelled, StoreFull
 from kvmem_llama.matching import match
@@ -25,13 +24,8 @@ from kvmem_llama.store.root import Root
 from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
-checked = checked_sessions
+checked, template = checked_sessions, faked_template
 GREEDY = SamplingParams(temp=0)
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
 Open = Callable[..., Any]

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import wide_heads
 from fake_durable import Engine, engine_on
-from fake_run import FakeTemplate, asked, checked_sessions, request, text
+from fake_run import asked, checked_sessions, faked_template, request, text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvmem_llama import workspace as module
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import InvalidOption
 from kvmem_llama.memory.block_rows import BlockRows
@@ -34,14 +33,9 @@ from kvmem_llama.store.tables import BLOCKS
 from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template", "wide")
-checked = checked_sessions
+checked, template = checked_sessions, faked_template
 GREEDY = SamplingParams(temp=0)
 SLOT = 8192  # bytes on disk of a record
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
 @pytest.fixture

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import FakeTemplate, checked_sessions, text
+from fake_run import checked_sessions, faked_template, text
 from long_history import BLOCK, CountingFiles, bytes_of_process, fake_engine, write_history
 
-from kvmem_llama import workspace as module
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.store import files as files_module
 from kvmem_llama.store.deleting import delete_workspace
@@ -21,7 +20,7 @@ from kvmem_llama.store.tables import ALL_TABLES, BLOCKS, SLOTS
 from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
-checked = checked_sessions
+checked, template = checked_sessions, faked_template
 SHORT, LONG = 20_007, 200_007  # tokens; the last block of either is not complete
 MIB = 2**20
 
@@ -33,11 +32,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for n, folder in folders.items():
         write_history(folder, "notes", n)
     return folders
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import fake_model
 import numpy as np
 import pytest
 from fake_durable import Engine, engine_on
-from fake_run import FakeTemplate, checked_sessions, text
+from fake_run import checked_sessions, faked_template, text
 
-from kvmem_llama import workspace as module
 from kvmem_llama.engine.cells import Cells
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.sampler import SamplingParams
@@ -22,15 +21,10 @@ from kvmem_llama.memory.history import History
 from kvmem_llama.workspace import Workspace
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
-checked = checked_sessions
+checked, template = checked_sessions, faked_template
 GREEDY = SamplingParams(temp=0)
 RECORD = fake_model.FakeModel(8, 8, 8).layout.nbytes
 SLOT = 8192  # bytes on disk of a record of the fake model
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
 Open = Callable[..., Any]

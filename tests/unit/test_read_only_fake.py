@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fake_durable import engine_on
-from fake_run import FakeTemplate, checked_sessions, text
+from fake_run import FakeTemplate, checked_sessions, faked_template, text
 
 from kvmem_llama import workspace as module
 from kvmem_llama.engine.sampler import SamplingParams
@@ -21,12 +21,7 @@ from kvmem_llama.store.root import Root
 from kvmem_llama.workspace import Workspace, WorkspaceEngine
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
-checked = checked_sessions
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
+checked, template = checked_sessions, faked_template
 
 
 Open = Callable[..., Any]

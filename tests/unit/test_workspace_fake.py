@@ -10,9 +10,8 @@ import fake_model
 import numpy as np
 import pytest
 from fake_model import END, fake_resources, make_model
-from fake_run import FakeTemplate, checked_sessions, text
+from fake_run import FakeTemplate, checked_sessions, faked_template, text
 
-from kvmem_llama import workspace as module
 from kvmem_llama.conversation import Conversation
 from kvmem_llama.engine.chat_template import Message
 from kvmem_llama.engine.sampler import SamplingParams
@@ -30,13 +29,8 @@ from kvmem_llama.settings import Settings
 from kvmem_llama.workspace import Workspace, WorkspaceEngine
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
-checked = checked_sessions
+checked, template = checked_sessions, faked_template
 GREEDY = SamplingParams(temp=0)
-
-
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
 
 
 class Engine(WorkspaceEngine):
