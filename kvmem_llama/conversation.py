@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .engine.chat_template import ChatTemplate, Message
+from .engine.answer_parser import ParsedMessage
+from .engine.chat_template import AnyMessage, ChatTemplate, Message, as_json
 from .engine.chat_template import Turn as Rendered
+from .engine.message_reader import MessageReader
+from .engine.templates import AppliedTemplate, TemplateOptions
 from .engine.turn_tokens import TurnTokens, tokenize_turn
 from .engine.vocab import Vocab
 from .native.layout import I32
@@ -56,7 +59,6 @@ class Conversation:
         system_start: int | None = None,
     ) -> None:
         """turns, system_start: of a fork."""
-        self.stop_strings: Final = template.stop_strings
         self._vocab = vocab
         self._template = template
         self._system = system
@@ -124,7 +126,7 @@ class Conversation:
             whole = self._vocab.detokenize(history[turn.start : turn.answer_start])
             cut = len(self._vocab.detokenize(history[turn.start : turn.question]))
             start = whole.find(before) + len(before) if before in whole else 0
-            end = len(whole.removesuffix(after))
+            end = whole.rfind(after) if after in whole else len(whole)
             system = _storable(self._system) if self._system and turn is self._turns[0] else b""
             if system and whole.startswith(system, start):  # some templates put it into the first message
                 start += len(system)
@@ -133,19 +135,46 @@ class Conversation:
             found.append(Turn(turn.start, turn.answer_start, turn.end, context, question, turn.answer))
         return tuple(found)
 
+    def last_message(self, history: I32) -> ParsedMessage | None:
+        """What the newest answer says, and what was its reasoning; None if there is none.
+
+        history: token ids of the workspace. Raises as ChatTemplate.apply.
+        """
+        if not self._turns:
+            return None
+        turn = self._turns[-1]
+        prompt = self._vocab.detokenize(history[turn.start : turn.answer_start])
+        thinking, not_thinking = (
+            self._template.apply([_PLACEHOLDER], TemplateOptions(enable_thinking=thinks))
+            for thinks in (True, False)
+        )
+        asked = thinking
+        if not prompt.endswith(thinking.generation_prompt.encode()):
+            end = not_thinking.generation_prompt.encode()
+            asked = not_thinking if prompt.endswith(end) else thinking
+        return MessageReader(asked).message(turn.answer)
+
     def text_tokens(self, text: str, *, first: bool) -> I32:
         """Tokens of a text that is read as it is; `first`: it begins the history, so BOS comes before it."""
         return self._vocab.tokenize(text, add_bos=first, parse_special=False)
 
-    def next_turn(self, question: str, documents: Sequence[tuple[str, str]], history: I32) -> TurnTokens:
-        """Tokens that ask `question`, after `documents` (name, text); `history` are the workspace's newest.
+    def next_turn(
+        self,
+        question: str,
+        documents: Sequence[tuple[str, str]],
+        history: I32,
+        options: TemplateOptions | None = None,
+    ) -> tuple[TurnTokens, AppliedTemplate]:
+        """Tokens that ask `question`, after `documents` (name, text), and how the answer is sampled and read;
+        `history` are the workspace's newest.
 
         The last span of the turn is the question alone: the documents are read as history. Messages that
         are rendered only to find out what follows them never become part of the turn.
         """
         content = "".join(document_text(name, text) for name, text in documents) + question
         messages = []
-        if self._system and (self._turns or self._system_start is None):
+        holds_system = self._system_start is not None
+        if self._system and (self._turns or not holds_system):
             messages.append(Message("system", self._system))
         closed = None
         newest = ""
@@ -155,20 +184,24 @@ class Conversation:
             # Were this the beginning of the rendering, all messages after it would be taken as missing.
             newest = _IN_MIDST + self._vocab.detokenize(history[-N_CLOSING:]).decode("utf-8", "replace")
         messages.append(Message("user", content))
-        turn = self._template.turn(newest, messages, closed=closed)
+        turn = self._template.turn(newest, messages, closed=closed, options=options)
+        if holds_system and not self._turns:  # what comes before all messages is there, too
+            turn = self._template.without_preamble(turn)
         spans = list(turn.spans)
         asked = question.strip()
         if spans and asked and turn.text[slice(*spans[-1])].endswith(asked):
             start, end = spans.pop()
             spans += [(start, end - len(asked)), (end - len(asked), end)]
-        return tokenize_turn(self._vocab, turn.text, spans, add_bos=not len(history))
+        tokens = tokenize_turn(self._vocab, turn.text, spans, add_bos=not len(history))
+        return tokens, turn.applied
 
-    def render(self, messages: Sequence[Message]) -> Rendered:
-        """The whole text of a list of messages with the beginning of an answer after it, see messages.Render.
+    def render(self, messages: Sequence[AnyMessage], options: TemplateOptions | None = None) -> Rendered:
+        """The whole text of a list of messages, with the beginning of an answer after it unless the options
+        say otherwise; its spans are where the contents of the messages after the last answer lie in it.
         The system prompt of the conversation comes first if the list has none."""
-        if self._system and messages[0].role not in _SYSTEM_ROLES:
+        if self._system and as_json(messages[0])["role"] not in _SYSTEM_ROLES:
             messages = [Message("system", self._system), *messages]
-        return self._template.turn("", messages)
+        return self._template.turn("", messages, options=options)
 
     def answered(
         self, start: int, question: int, answer_start: int, answer: str, tokens: Sequence[int]
@@ -210,7 +243,7 @@ class Conversation:
 
 def _storable(system: str) -> bytes:
     """A system prompt as it stands in a history."""
-    return system.strip().replace("\0", "\ufffd").encode("utf-8", errors="replace")
+    return system.strip().encode("utf-8", errors="replace")
 
 
 def _split(content: bytes, cut: int) -> tuple[str, str]:

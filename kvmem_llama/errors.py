@@ -3,7 +3,7 @@
     KvmemError
       ModelError          ModelNotFound, ModelCorrupt, ModelUnsupported
       LibraryError        LibraryMissing, LibraryMismatch, KernelsMissing
-      BudgetError         MandatoryTooLarge, InvalidOption, InvalidRequest
+      BudgetError         MandatoryTooLarge, DoesNotFit, InvalidOption, InvalidRequest, NotOffered
       EngineError         DecodeFailed, CaptureMismatch, HookFailed, EngineClosed, TemplateUnsupported,
                           OutputMismatch
       WorkspaceError      WorkspaceClosed, WorkspaceBusy, InputError
@@ -109,6 +109,10 @@ class MandatoryTooLarge(BudgetError):
         self.n_view = n_view
 
 
+class DoesNotFit(BudgetError):
+    """An engine with these options takes more memory than there is; `what` has the numbers."""
+
+
 class InvalidOption(BudgetError):
     """Option `name` has a `value` that it cannot take."""
 
@@ -118,6 +122,13 @@ class InvalidOption(BudgetError):
         self.name = name
         self.value = value
         self.why = why
+
+
+class NotOffered(BudgetError, AttributeError):
+    """`what` of another library's class has no counterpart here."""
+
+    def __init__(self, what: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"{what} is not offered: {why}", hint=hint or "Use that library itself for this.")
 
 
 class InvalidRequest(BudgetError):
@@ -180,7 +191,7 @@ class TemplateUnsupported(EngineError):
     def __init__(self, why: str, *, hint: str = "", invalid_argument: bool = False) -> None:
         super().__init__(
             f"chat template: {why}",
-            hint=hint or "Use a model whose template llama.cpp knows, for example an instruction-tuned one.",
+            hint=hint or "Use another one: --chat-template-file FILE, or --chat-template chatml.",
         )
         self.why = why
         self.invalid_argument = invalid_argument

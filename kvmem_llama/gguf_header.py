@@ -6,6 +6,7 @@ against the bytes left before anything is read, and what is kept in memory is bo
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import struct
@@ -29,6 +30,7 @@ MAX_KEPT: Final = 64 << 20  # bytes of all kept values together, with what Pytho
 PER_VALUE: Final = 64  # bytes Python adds, about
 MAX_NAME: Final = 64  # GGML_MAX_NAME
 DEFAULT_ALIGNMENT: Final = 32
+_CHUNK: Final = 1 << 20  # bytes
 
 _TYPES: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING: Final = 8
@@ -132,8 +134,19 @@ def open_model_file(path: Path) -> Iterator[BinaryIO]:
 def read_header(path: Path) -> GgufHeader:
     """Header of the GGUF file at `path`; its tensor table is checked against the size of the file.
 
+    It is kept for as long as the file does not change: whoever opens a model asks for it more than once.
     Raises ModelNotFound (no such readable file) and ModelCorrupt (not GGUF, damaged, truncated).
     """
+    try:
+        now = os.stat(path)
+    except (OSError, ValueError):
+        return _read_header(path, ())  # says what is wrong
+    return _read_header(path, (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_header(path: Path, stamp: tuple[int, ...]) -> GgufHeader:
+    """stamp: of the file as it is now."""
     with open_model_file(path) as file:
         try:
             header = _Reader(path, file).header()
@@ -237,8 +250,7 @@ class _Reader:
                 raise self._bad(f"metadata key {key!r:.80} claims {length} strings")
             if length <= MAX_KEPT_ARRAY:
                 return tuple(self._text(key) for _ in range(length))
-            for _ in range(length):
-                self._pass_text(key)
+            self._pass_texts(key, length)
             return LongArray(length)
         if element not in _TYPES:
             raise self._bad(f"metadata key {key!r:.80} is an array of unknown type {element}")
@@ -258,12 +270,27 @@ class _Reader:
         value: Scalar = struct.unpack(code, self._take(struct.calcsize(code), key))[0]
         return value
 
-    def _pass_text(self, key: str) -> None:
-        n = self._int("Q")
-        if n < 4096:  # cheaper than a seek, which would drop the buffer
-            self._take(n, key)
-        else:
-            self._skip(n, key)
+    def _pass_texts(self, key: str, n_texts: int) -> None:
+        """Goes past strings: of a large vocabulary there are some hundred thousand."""
+        length_at = struct.Struct("<Q").unpack_from
+        data, base, at = b"", self._pos, 0  # `data` stands at byte `base` of the file
+        for _ in range(n_texts):
+            if at + 8 > len(data):
+                base, at = base + at, 0
+                self._pos = base
+                self._need(8, "a number")
+                self._file.seek(base)
+                data = self._file.read(_CHUNK)
+                if len(data) < 8:
+                    raise self._bad("the file became shorter while it was read")
+            n: int = length_at(data, at)[0]
+            at += 8
+            if n > self._size - base - at:
+                self._pos = base + at
+                self._need(n, key)
+            at += n
+        self._pos = base + at
+        self._file.seek(self._pos)
 
     def _tensor(self) -> TensorEntry:
         n = self._int("Q")

@@ -25,6 +25,7 @@ ENCODERS: Final = frozenset({
 
 NO_TOKENIZER: Final = frozenset({"none", "no_vocab"})  # llama.cpp then ignores any tokens of the file
 
+_MERGES: Final = "tokenizer.ggml.merges"
 _SPLIT_NAME: Final = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
 _N_SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 4096
@@ -55,6 +56,10 @@ class ModelInfo:
     n_params: int
     quantisation: str  # type of most weights
     fingerprint: str  # blake2b-128 of the headers, sizes and samples of the data, hexadecimal
+    n_ff: int = 0  # width of the widest feed-forward layer
+    n_merges: int = 0  # of the tokenizer
+    layers_size: int = 0  # weights of all layers together; embedding and output are not of them
+    matrix_sizes: tuple[tuple[str, int], ...] = ()  # type -> weights in matrices that are multiplied with
 
     def cell_bytes(self, k_bits: float, v_bits: float) -> float:
         """Bytes of one token's K and V in all layers, at these widths in bits per element."""
@@ -116,6 +121,10 @@ def read_model_info(path: Path, *, tokens: bool = False) -> ModelInfo:
         n_params=sum(tensor.n_elements for tensor in tensors),
         quantisation=_quantisation(tensors),
         fingerprint=_fingerprint(parts, headers),
+        n_ff=meta.whole(f"{arch}.feed_forward_length", 0),
+        n_merges=meta.length(_MERGES),
+        layers_size=sum(tensor.nbytes or 0 for tensor in tensors if tensor.name.startswith("blk.")),
+        matrix_sizes=_matrix_sizes(tensors),
     )
 
 
@@ -221,6 +230,14 @@ def _quantisation(tensors: list[TensorEntry]) -> str:
     for tensor in tensors:
         counts[tensor.type_name] += tensor.n_elements
     return counts.most_common(1)[0][0]
+
+
+def _matrix_sizes(tensors: list[TensorEntry]) -> tuple[tuple[str, int], ...]:
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1 and not tensor.name.startswith("token_embd"):  # that one is looked up
+            sizes[tensor.type_name] += tensor.nbytes or 0
+    return tuple(sorted(sizes.items()))
 
 
 def _fingerprint(parts: list[Path], headers: list[GgufHeader]) -> str:

@@ -6,6 +6,7 @@ Arrays of scores or types that are too short, and merges that are missing, it re
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -35,14 +36,21 @@ def check_vocabulary(path: Path, header: GgufHeader) -> None:
             data = file.read(n_bytes)
     except OSError as error:
         raise ModelCorrupt(path, f"reading failed: {error.strerror or error}") from None
-    seen: dict[bytes, int] = {}
+    texts = []
+    length_at = struct.Struct("<Q").unpack_from
     at = 0
-    for number in range(place.length):
+    for _ in range(place.length):
         start = at + 8
-        at = start + int.from_bytes(data[at:start], "little")
-        text = data[start:at]
-        if 0 in text:
-            text = text[: text.index(0)]  # llama.cpp reads it as a C string
+        if start > len(data):
+            raise ModelCorrupt(path, "the file became shorter while it was read")
+        at = start + length_at(data, at)[0]
+        texts.append(data[start:at])
+    distinct = set(texts)
+    if len(distinct) == len(texts) and b"" not in distinct and b"\0" not in b"".join(texts):
+        return
+    seen: dict[bytes, int] = {}
+    for number, whole in enumerate(texts):
+        text = whole.partition(b"\0")[0]  # llama.cpp reads it as a C string
         first = seen.setdefault(text or b"[EMPTY_%d]" % number, number)
         if first != number:
             shown = text.decode("utf-8", errors="replace")

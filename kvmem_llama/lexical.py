@@ -6,7 +6,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Sequence
-from typing import Final, Self, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import xxhash
@@ -76,6 +76,14 @@ def _bare(word: str) -> str:
     return unicodedata.normalize("NFC", "".join(kept))
 
 
+class Hits(NamedTuple):
+    """What a search by words found."""
+
+    numbers: NDArray[np.int64]  # of the blocks, ascending
+    scores: NDArray[np.float64]  # theirs, all above 0
+    most: float  # the score of a block that would hold every word of the query any number of times
+
+
 class WordIndex:
     """The words of blocks with the numbers first, first + 1, ..., and a search over them by BM25.
 
@@ -122,28 +130,29 @@ class WordIndex:
         del self._terms[self._start(i) if i < len(self._ends) else len(self._terms) :]
         del self._ends[i:]
 
-    def search(self, text: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Numbers of the blocks that share a word with `text`, ascending, and their scores, all above 0.
+    def search(self, text: str) -> Hits:
+        """The blocks that share a word with `text`.
 
         Scores are those of SQLite's bm25(): k1 = 1.2, b = 0.75, and words of the query count once.
         """
         n, scores = len(self._ends), np.zeros(len(self._ends))
         wanted = np.unique(terms(text))
         if not self._terms or not len(wanted):
-            return np.zeros(0, np.int64), scores[:0]
+            return Hits(np.zeros(0, np.int64), scores[:0], 0.0)
         all_terms, ends = np.frombuffer(self._terms, np.uint64), np.frombuffer(self._ends, np.int64)
         norm = K1 * (1 - B + B * np.diff(ends, prepend=0) / (len(all_terms) / n))
         places = _places(all_terms, wanted)
         which, block_of = all_terms[places], np.searchsorted(ends, places, side="right")
+        most = 0.0
         for term in wanted:
             blocks = block_of[which == term]  # ascending, as often as the word stands there
             firsts = np.flatnonzero(np.diff(blocks, prepend=-1))
             numbers, counts = blocks[firsts], np.diff(firsts, append=len(blocks))
-            idf = np.log((n - len(numbers) + 0.5) / (len(numbers) + 0.5))
-            part = counts * (K1 + 1) / (counts + norm[numbers])
-            scores[numbers] += max(float(idf), _LEAST_IDF) * part
+            idf = max(float(np.log((n - len(numbers) + 0.5) / (len(numbers) + 0.5))), _LEAST_IDF)
+            scores[numbers] += idf * counts * (K1 + 1) / (counts + norm[numbers])
+            most += idf * (K1 + 1)
         found = np.flatnonzero(scores)
-        return found + self.first, scores[found]
+        return Hits(found + self.first, scores[found], most)
 
     def fork(self) -> Self:
         """An index of its own with the same blocks."""

@@ -8,37 +8,40 @@ message, in most templates) whose bytes are equal, gets the ids that are stored 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine.chat_template import Message, Turn
+from .engine.chat_template import AnyMessage, Message, Turn, as_json
+from .engine.templates import TemplateOptions
 from .engine.turn_tokens import TurnTokens, mark_tokens, tokenize_turn
 from .engine.vocab import Vocab
 from .errors import InputError
 from .native.layout import I32
 
-Render: TypeAlias = Callable[[Sequence[Message]], Turn]
-"""Messages -> their whole text with the beginning of an answer after it; the spans are where the contents of
-the messages after the last answer lie in it."""
-
 _AROUND: Final = 64  # bytes; the text of a control token is shorter
 _HINT: Final = 'Give a list of {"role": ..., "content": ...} that ends with what the model is to answer.'
 
 
-def messages_of(messages: Sequence[Message | Mapping[str, Any]]) -> list[Message]:
-    """The messages as values. content: a text, or a list of {"type": "text", "text": ...}; None is empty.
+def messages_of(
+    messages: Sequence[AnyMessage], options: TemplateOptions | None = None
+) -> list[dict[str, Any]]:
+    """The messages as objects of OpenAI's API. A content is a text, a list of {"type": "text", "text": ...},
+    or None for none; what else they hold is for the chat template to judge.
 
-    Raises InputError for anything else, and for a list that ends with an answer.
+    Raises InputError for anything else, and for a list that ends with an answer, unless the options say what
+    is to become of it.
     """
     found = [_message(i, message) for i, message in enumerate(messages)]
     if not found:
         raise InputError("the messages", "there are none", hint=_HINT)
-    if found[-1].role == "assistant":
+    options = options or TemplateOptions()
+    is_open = options.continue_final_message or options.add_generation_prompt is not None
+    if found[-1]["role"] == "assistant" and not is_open:
         raise InputError("the messages", "the last one is the assistant's", hint=_HINT)
     return found
 
@@ -61,34 +64,45 @@ def tokenize_messages(vocab: Vocab, turn: Turn, stored: I32) -> TurnTokens:
     return marked
 
 
-def user_marks(
-    vocab: Vocab, messages: Sequence[Message], turn: Turn, tokens: I32
-) -> NDArray[np.bool_] | None:
-    """[n] which tokens of the rendered messages are a user's rather than a tool's; None: all text is."""
-    n_old = max((i + 1 for i, message in enumerate(messages) if message.role == "assistant"), default=0)
-    newest = messages[n_old:]
-    if all(message.role == "user" for message in newest) or len(turn.spans) < len(newest):
+def user_marks(vocab: Vocab, turn: Turn, tokens: I32) -> NDArray[np.bool_] | None:
+    """[n] which tokens of rendered messages are a user's rather than a tool's; None: all text is."""
+    if all(role == "user" for role in turn.roles):
         return None
-    spans = turn.spans[len(turn.spans) - len(newest) :]  # one more if a system prompt was put before them
-    of_users = [span for span, message in zip(spans, newest, strict=True) if message.role == "user"]
+    of_users = [span for span, role in zip(turn.spans, turn.roles, strict=True) if role == "user"]
     marked = mark_tokens(vocab, turn.text, of_users, tokens)
     return None if marked is None else marked.scored
 
 
-def _message(i: int, message: Message | Mapping[str, Any]) -> Message:
-    if isinstance(message, Message):
-        return message
-    if not isinstance(message, Mapping):
+def question_start(turn: Turn, tokens: TurnTokens, n_query: int) -> int:
+    """Index of the first token that may belong to the query: of the newest message or, where the answer goes
+    on with a text that is there, of the message that it answers, if that is not more than `n_query` tokens
+    away. It is the index of a token, never n."""
+    n = len(tokens.tokens)
+    if turn.applied.is_continuation and len(tokens.starts) == len(turn.roles):
+        asked = [
+            start
+            for start, role in zip(tokens.starts, turn.roles, strict=True)
+            if role != "assistant" and n - start <= n_query
+        ]
+        if asked:
+            return min(asked[-1], n - 1)
+    return min(tokens.question, n - 1)
+
+
+def _message(i: int, message: AnyMessage) -> dict[str, Any]:
+    if not isinstance(message, (Message, Mapping)):
         raise InputError(f"messages[{i}]", f"it is a {type(message).__name__}, not a message", hint=_HINT)
-    role, content = message.get("role"), message.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
-        texts = [part.get("text") if part.get("type") == "text" else None for part in content]
-        content = None if None in texts else "\n".join(str(text) for text in texts)
-    elif content is None:
-        content = ""
-    if not isinstance(role, str) or not role or not isinstance(content, str):
+    found = as_json(message)
+    content = found.get("content")
+    if isinstance(content, list):
+        is_text = all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content)
+    else:
+        is_text = content is None or isinstance(content, str)
+    if not isinstance(found.get("role"), str) or not found["role"] or not is_text:
         raise InputError(f"messages[{i}]", "it needs a role, and a content that is text", hint=_HINT)
-    return Message(role, content)
+    if content is None and not found.get("tool_calls"):
+        found["content"] = ""
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ class Option:
     words: Mapping[str, int] = dataclasses.field(default_factory=dict)  # words accepted in place of a number
     low: float = -math.inf
     high: float = math.inf
+    separator: str = ""  # of the items of a text; a flag with one may be given several times
 
     @property
     def env(self) -> str:

@@ -16,8 +16,9 @@ from typing import Any, Final, TypeVar, cast
 
 from .errors import InvalidOption
 from .option import Option, Value
+from .sampling_text import logit_bias_of, samplers_of, samplers_of_letters
 
-__all__ = ["BY_NAME", "OPTIONS", "Option", "Settings"]
+__all__ = ["BY_NAME", "OPTIONS", "Option", "Settings", "environment"]
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -48,15 +49,22 @@ class Settings:
 
     # fmt: off
     model: str = _option(
-        _MODEL, "", "path of a GGUF file; empty: the built-in model", "-m", "--model", unit="path")
+        _MODEL, "", "path of a GGUF file, a name that `kvmem model ls` shows, or owner/name on the hub; "
+        "empty: what `kvmem model default` has set, or the built-in model", "-m", "--model", unit="path")
     system_prompt: str = _option(
         _MODEL, "", "system prompt of the conversation", "-sys", "--system-prompt", unit="text")
+    chat_template: str = _option(
+        _MODEL, "", "chat template (jinja) in place of the model's own; chatml is a known name",
+        "--chat-template", unit="text")
+    chat_template_file: str = _option(
+        _MODEL, "", "file with the chat template", "--chat-template-file", unit="path")
     n_ctx: int = _option(
-        _MODEL, 0, "size of the execution view of one sequence; 0: the window the model was trained with",
+        _MODEL, 0, "size of the execution view of one sequence; 0: the window the model was trained with, "
+        "or as much of it as fits the memory",
         "-c", "--ctx-size", unit="tokens", low=0, high=2**31 - 1)
     n_ubatch: int = _option(
-        _MODEL, 128, "tokens evaluated at once; cancel is checked between these",
-        "-ub", "--ubatch-size", unit="tokens", low=1, high=65536)
+        _MODEL, 128, "tokens evaluated at once; cancel is checked between these; 0: chosen for this machine",
+        "-ub", "--ubatch-size", unit="tokens", low=0, high=65536)
     n_threads: int = _option(
         _MODEL, 0, "threads while generating; 0: one per physical core",
         "-t", "--threads", unit="threads", low=0, high=512, words={"-1": 0})
@@ -64,7 +72,7 @@ class Settings:
         _MODEL, 0, "threads while reading; 0: as while generating",
         "-tb", "--threads-batch", unit="threads", low=0, high=512, words={"-1": 0})
     n_gpu_layers: int = _option(
-        _MODEL, 0, "layers kept on the GPU", "-ngl", "--gpu-layers", "--n-gpu-layers",
+        _MODEL, 0, "layers kept on the GPU; auto: as many as fit", "-ngl", "--gpu-layers", "--n-gpu-layers",
         unit="layers", low=-2, high=65536, words={"auto": -1, "all": -2})
     cache_type_k: str = _option(
         _MODEL, "f16", "storage type of K in the cells", "-ctk", "--cache-type-k", choices=_CACHE_TYPES)
@@ -139,7 +147,8 @@ class Settings:
         _STORE, "", "folder of durable workspaces; empty: $XDG_DATA_HOME/kvmem/workspaces or "
         "~/.local/share/kvmem/workspaces", unit="path")
     host_budget: int = _option(
-        _STORE, 0, "RAM for records of blocks, by all workspaces together; 0: a quarter of the RAM",
+        _STORE, 0, "RAM for records of blocks, by all workspaces together; 0: a quarter of the RAM, or "
+        "what is free",
         unit="bytes", low=0)
     disk_budget: int = _option(
         _STORE, 0, "disk space for records of one workspace; what is recalled least falls to its tokens; "
@@ -161,11 +170,72 @@ class Settings:
         _SAMPLE, 0.05, "least probability of a token, relative to the likeliest", "--min-p", low=0, high=1)
     seed: int = _option(
         _SAMPLE, -1, "seed of the sampler; -1: random", "-s", "--seed", low=-1, high=2**32 - 1)
+    typical_p: float = _option(
+        _SAMPLE, 1.0, "keep tokens about as likely as one expects, up to this total probability; 1: all",
+        "--typical", "--typical-p")
+    top_n_sigma: float = _option(
+        _SAMPLE, -1.0, "keep tokens whose logit is within this many standard deviations of the highest; "
+        "0 or less: all", "--top-nsigma", "--top-n-sigma")
+    xtc_probability: float = _option(
+        _SAMPLE, 0.0, "how often the likeliest tokens are left out (XTC); 0: never", "--xtc-probability",
+        low=0, high=1)
+    xtc_threshold: float = _option(
+        _SAMPLE, 0.1, "least probability of a token that XTC may leave out; above 0.5: none",
+        "--xtc-threshold", low=0, high=1)
+    dynatemp_range: float = _option(
+        _SAMPLE, 0.0, "the temperature follows how sure the model is, by at most this much; 0: off",
+        "--dynatemp-range")
+    dynatemp_exponent: float = _option(
+        _SAMPLE, 1.0, "how it follows: exponent of the normalised entropy", "--dynatemp-exp")
     repeat_penalty: float = _option(
         _SAMPLE, 1.0, "penalty of repeated tokens; 1: none", "--repeat-penalty", low=0)
     repeat_last_n: int = _option(
-        _SAMPLE, 64, "tokens looked at for the penalty; 0: none, -1: the view",
+        _SAMPLE, 64, "tokens looked at for the penalties; 0: none, -1: the view",
         "--repeat-last-n", unit="tokens", low=-1)
+    presence_penalty: float = _option(
+        _SAMPLE, 0.0, "taken off the logit of tokens that were there before; 0: none", "--presence-penalty")
+    frequency_penalty: float = _option(
+        _SAMPLE, 0.0, "taken off the logit of a token for each time it was there before; 0: none",
+        "--frequency-penalty")
+    dry_multiplier: float = _option(
+        _SAMPLE, 0.0, "penalty of tokens that go on with a repeated sequence (DRY); 0: none",
+        "--dry-multiplier")
+    dry_base: float = _option(
+        _SAMPLE, 1.75, "it grows by this factor with each token of the sequence", "--dry-base", low=1)
+    dry_allowed_length: int = _option(
+        _SAMPLE, 2, "longest repeated sequence that is not penalised", "--dry-allowed-length",
+        unit="tokens", low=0)
+    dry_penalty_last_n: int = _option(
+        _SAMPLE, 64, "tokens looked at for repeated sequences; 0: none, -1: the view",
+        "--dry-penalty-last-n", unit="tokens", low=-1)
+    dry_sequence_breakers: str = _option(
+        _SAMPLE, '\\n;:;";*', "texts that end a repeated sequence, between semicolons (\\x3b is one); may "
+        "be repeated; none: no such texts", "--dry-sequence-breaker", unit="text", separator=";")
+    adaptive_target: float = _option(
+        _SAMPLE, -1.0, "probability near which the sampler adaptive_p chooses tokens; below 0: off",
+        "--adaptive-target", high=1)
+    adaptive_decay: float = _option(
+        _SAMPLE, 0.9, "how slowly adaptive_p forgets what it has chosen", "--adaptive-decay",
+        low=0, high=0.99)
+    mirostat: int = _option(
+        _SAMPLE, 0, "version of Mirostat, which takes the place of the other samplers; 0: off", "--mirostat",
+        low=0, high=2)
+    mirostat_eta: float = _option(
+        _SAMPLE, 0.1, "learning rate of Mirostat", "--mirostat-lr")
+    mirostat_tau: float = _option(
+        _SAMPLE, 5.0, "surprise that Mirostat aims at", "--mirostat-ent", unit="bits")
+    logit_bias: str = _option(
+        _SAMPLE, "", "added to the logits of tokens: 15043+1, or 15043-inf (never); commas between them; "
+        "may be repeated", "-l", "--logit-bias", unit="token+bias", separator=",")
+    ignore_eos: bool = _option(
+        _SAMPLE, False, "no token that ends the answer is chosen", "--ignore-eos")
+    samplers: str = _option(
+        _SAMPLE, "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature",
+        "samplers that are used, in this order; adaptive_p and infill are others", "--samplers",
+        unit="names")
+    sampler_seq: str = _option(
+        _SAMPLE, "", "the same in letters, such as edskypmxt; i is infill, a adaptive_p; empty: --samplers",
+        "--sampler-seq", "--sampling-seq", unit="letters")
     grammar: str = _option(
         _SAMPLE, "", "grammar (GBNF) that answers follow", "--grammar", unit="text")
     grammar_file: str = _option(
@@ -221,6 +291,9 @@ class Settings:
                 hint="Use a multiple of --block-size, or -1 for one block.",
             )  # fmt: skip
         self.scored_layers()
+        samplers_of(self.samplers)
+        samplers_of_letters(self.sampler_seq)
+        logit_bias_of(self.logit_bias)
 
     def scored_layers(self) -> tuple[int, ...] | None:
         """Numbers of the scored layers, ascending; None stands for all. Raises InvalidOption."""
@@ -244,8 +317,7 @@ class Settings:
         Raises InvalidOption, naming the flag or the variable.
         """
         given = {name: value for name, value in (cli or {}).items() if value is not None}
-        for name in given.keys() - BY_NAME.keys():
-            raise InvalidOption(name, given[name], "there is no such option")
+        _refuse_unknown(given)
         environ = os.environ if env is None else env
         values: dict[str, Any] = {}
         for option in OPTIONS:
@@ -260,6 +332,12 @@ class Settings:
         if not values.get("data_dir") and environ.get("XDG_DATA_HOME"):
             values["data_dir"] = str(Path(environ["XDG_DATA_HOME"]) / "kvmem" / "workspaces")
         return cls(**values)
+
+    def with_options(self, options: Mapping[str, Value]) -> Settings:
+        """These settings with other values of some options, by name. Raises InvalidOption, also for one that
+        does not exist."""
+        _refuse_unknown(options)
+        return dataclasses.replace(self, **cast("dict[str, Any]", options))
 
     @property
     def cache_path(self) -> Path:
@@ -277,6 +355,16 @@ class Settings:
     def calibration_path(self) -> Path:
         """Folder of calibrations, one for each model: beside the workspaces."""
         return self.data_path.parent / "calibrations"
+
+
+def environment() -> Mapping[str, str]:
+    """The environment of the process; an empty variable counts as not set."""
+    return os.environ
+
+
+def _refuse_unknown(given: Mapping[str, object]) -> None:
+    for name in given.keys() - BY_NAME.keys():
+        raise InvalidOption(name, given[name], "there is no such option")
 
 
 def _check_from_env(option: Option, value: Value) -> None:

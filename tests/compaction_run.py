@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +9,12 @@ import pytest
 from fake_model import END, FakeVocab
 from fake_run import Run, request
 
-from kvmem_llama.engine.chat_template import Message
 from kvmem_llama.policies import summary
 from kvmem_llama.policies.compaction import Compaction
 from kvmem_llama.policies.full_context import FullContext
 
 VOCAB = FakeVocab()
 VIEW, SINK, MOST = 1024, 8, 128  # tokens: the view, the sink, a summary
-
-
-class PlainTemplate:
-    """What ChatTemplate does without a template."""
-
-    stop_strings = ("\nUser:",)
-
-    def __init__(self, vocab: Any, template: Any) -> None: ...
-
-    def render(self, messages: Sequence[Message], *, add_assistant: bool) -> str:
-        return f"User: {messages[0].content}\n\nAssistant:"
 
 
 class Writer:
@@ -45,11 +32,6 @@ class Writer:
 
 
 _write = summary.Summarizer._write
-
-
-@pytest.fixture
-def plain_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "ChatTemplate", PlainTemplate)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ The command line is tested against it. It keeps what it was asked, and obeys sto
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from kvmem_llama.conversation import Turn, document_text
+from kvmem_llama.engine.answer_parser import MessageDelta, ParsedMessage
 from kvmem_llama.errors import Cancelled, InputError, InvalidOption
 from kvmem_llama.memory.attending import AttendedBlock
 from kvmem_llama.memory.positions import TokenPos, ViewPos
 from kvmem_llama.memory.report import (
     Event,
     Finished,
+    MessagePiece,
     Progress,
     Recalled,
     RecalledBlock,
@@ -40,7 +43,7 @@ from kvmem_llama.settings import Settings
 class Script:
     """What the fake does and what it saw."""
 
-    answer: str = "The key is under the mat."
+    answer: str = "The key is under the mat."  # reasoning stands before it: <think>...</think>
     read_pause: float = 0.0  # seconds before each report of progress
     reports: list[RecallReport] = field(default_factory=list)
     error: BaseException | None = None  # raised by the next question, once
@@ -57,6 +60,7 @@ class Script:
     policy: str | None = None
     system: str | None = None
     asked: list[tuple[str, list[tuple[str, str]], Any, int]] = field(default_factory=list)
+    thinking: list[bool] = field(default_factory=list)  # of every question: the model may reason
     committed: list[str] = field(default_factory=list)  # "stop", "truncated" ... of every committed answer
     read: list[tuple[str, str]] = field(default_factory=list)  # (source, text)
     searched: list[tuple[str, int]] = field(default_factory=list)
@@ -89,6 +93,8 @@ class _Closing:
 
 
 class FakeEngine(_Closing):
+    plan = None
+
     def workspace(
         self,
         name: str | None = None,
@@ -122,6 +128,9 @@ class FakeWorkspace(_Closing):
 
     def turns(self) -> tuple[Turn, ...]:
         return tuple(self._turns)
+
+    def last_message(self) -> ParsedMessage | None:
+        return ParsedMessage(self._turns[-1].answer, "", ()) if self._turns else None
 
     def attended(self) -> tuple[AttendedBlock, ...]:
         if not self._turns:
@@ -194,8 +203,10 @@ class FakeWorkspace(_Closing):
         sampling: Any,
         max_tokens: int = -1,
         stop: Sequence[str] = (),
+        options: Any = None,
     ) -> FakeStream:
         self.script.asked.append((question, list(context), sampling, max_tokens))
+        self.script.thinking.append(options is None or options.enable_thinking)
         error, self.script.error = self.script.error, None
         if error is not None:
             raise error
@@ -249,7 +260,11 @@ class FakeStream:
         for report in script.reports:
             if not report.mid_answer:
                 yield Recalled(report)
-        pieces = script.answer.split(" ")
+        reasoning, answer = _split(script.answer)
+        if reasoning:
+            yield TextPiece(f"<think>{reasoning}</think>", 0)
+            yield MessagePiece(MessageDelta(reasoning_content=reasoning))
+        pieces = answer.split(" ")
         said: list[str] = []
         for i, piece in enumerate(pieces):
             script.before_piece(i)
@@ -260,6 +275,7 @@ class FakeStream:
                 yield from (Recalled(report) for report in script.reports if report.mid_answer)
             said.append(piece if i == 0 else " " + piece)
             yield TextPiece(said[-1], i)
+            yield MessagePiece(MessageDelta(content=said[-1]))
         reason: Any = "truncated" if self._stop.is_set() else script.finish_reason
         script.committed.append(reason)
         timings = {"read_s": 0.5, "decode_s": float("nan"), "total_s": 1.0}
@@ -280,6 +296,12 @@ class FakeStream:
     def _check(self) -> None:
         if self._cancel.is_set():
             raise Cancelled
+
+
+def _split(answer: str) -> tuple[str, str]:
+    """(reasoning, the rest)."""
+    found = re.match(r"<think>(.*?)</think>", answer, re.DOTALL)
+    return (found[1], answer[found.end() :]) if found else ("", answer)
 
 
 def recall_report(*, mid_answer: bool = False) -> RecallReport:

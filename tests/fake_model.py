@@ -20,6 +20,8 @@ from kvmem_llama.engine.cells import CellPool
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import F32, I32, Batch
 from kvmem_llama.engine.resources import Resources
+from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.engine.token_probs import TokenProbs, before_sampling
 from kvmem_llama.memory.scoring import make_scorer
 from kvmem_llama.memory.session import Session
 from kvmem_llama.native.layout import BlockWrite, LayerInfo, RecordLayout
@@ -82,11 +84,15 @@ class FakeVocab:
 class FakeSampler:
     """Greedy."""
 
-    def __init__(self, vocab: object, params: object) -> None:
+    def __init__(self, vocab: object, params: SamplingParams) -> None:
         self.closed = False
+        self.n_probs = params.n_probs
 
     def sample(self, logits: F32) -> int:
         return int(logits.argmax())
+
+    def probs(self, logits: F32, token: int, piece: Callable[[int], bytes]) -> TokenProbs:
+        return before_sampling(logits, token, self.n_probs, piece)
 
     def accept(self, token: int) -> None:
         assert not self.closed

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import fake_model
 import numpy as np
 import pytest
 
-from kvmem_llama import workspace
+from kvmem_llama.engine import core
 from kvmem_llama.engine.chat_template import Message, Turn
 from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.engine.scheduler import Scheduler
 from kvmem_llama.engine.task import Task
+from kvmem_llama.engine.templates import AppliedTemplate
 from kvmem_llama.memory import answering
 from kvmem_llama.memory.invariants import check
 from kvmem_llama.memory.query import StepRequest
@@ -48,18 +50,35 @@ def request(
 class FakeTemplate:
     """`(system)[question]:answer|[question]:`; the bar ends an answer that did not end by itself."""
 
-    stop_strings = ("STOP",)
+    applied = AppliedTemplate("", additional_stops=("STOP",))
 
-    def __init__(self, vocab: Any, template: Any) -> None:
+    def __init__(self) -> None:
         self.seen: list[tuple[str, list[Message], bool | None]] = []
 
-    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
+    @classmethod
+    def open(cls, model: Any, settings: Any) -> Any:
+        return cls()
+
+    def close(self) -> None: ...
+
+    def without_preamble(self, turn: Turn) -> Turn:
+        return turn
+
+    def around(self) -> tuple[str, str]:
+        return "[", "]:"
+
+    def apply(self, messages: Sequence[Message], options: Any = None) -> AppliedTemplate:
+        return replace(self.applied, prompt=self.turn("", messages).text)
+
+    def turn(
+        self, history: str, messages: Sequence[Message], *, closed: bool | None = None, options: Any = None
+    ) -> Turn:
         self.seen.append((history, list(messages), closed))
         system = "".join(f"({m.content})" for m in messages if m.role == "system")
         going_on = any(m.role == "assistant" for m in messages)
         front = ("" if closed else "|") + "[" if going_on else system + "["
         content = messages[-1].content.strip()
-        return Turn(f"{front}{content}]:", ((len(front), len(front) + len(content)),))
+        return Turn(f"{front}{content}]:", ((len(front), len(front) + len(content)),), applied=self.applied)
 
 
 class Run:
@@ -144,7 +163,7 @@ def truncate(session: Session, n: int) -> None:
 @pytest.fixture
 def faked_template(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workspaces render with FakeTemplate. In a test file: `template = faked_template`."""
-    monkeypatch.setattr(workspace, "ChatTemplate", FakeTemplate)
+    monkeypatch.setattr(core, "ChatTemplate", FakeTemplate)
 
 
 @pytest.fixture

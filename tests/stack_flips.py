@@ -19,7 +19,7 @@ from fake_model import fake_resources, make_model
 from fake_run import FakeTemplate, text
 from numpy.typing import NDArray
 
-from kvmem_llama import workspace as module
+from kvmem_llama.engine import core
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import StoreError
 from kvmem_llama.memory import answering
@@ -55,7 +55,7 @@ def fakes() -> Iterator[list[int]]:
         return missing
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ChatTemplate", FakeTemplate)
+        patch.setattr(core, "ChatTemplate", FakeTemplate)
         patch.setattr(answering, "Sampler", fake_model.FakeSampler)
         patch.setattr(Session, "after_step", staticmethod(check))
         patch.setattr(IndexFiles, "load", spy)

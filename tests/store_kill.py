@@ -371,8 +371,6 @@ def check_after(folder: Path, ops: list[Op]) -> Outcome:
         outcome.op = ops[n_done]
         possible.append(after(before, ops[n_done]))
     root = make_root(folder)
-    if any(op[0] == "rewrite" for op in ops):
-        open_once(root)
     found = read_all(root)
     assert found in possible, f"{ops[n_done : n_done + 1]}: {found} is none of {possible}"
     if possible[0] != possible[-1]:
@@ -469,13 +467,6 @@ def kill_often(server: Server, group: str, folder: Path, rng: random.Random, n_k
             tally.outcomes.update(outcome.is_done for outcome in outcomes)
         shutil.rmtree(folder)
     raise AssertionError(f"not every point was met with every outcome: {tally}")
-
-
-def open_once(root: Root) -> None:
-    """Opens every workspace: the index rows of an edit are written after its transaction, and those that are
-    missing are made again."""
-    for item in root.list():
-        Memory(root, item.place).close()
 
 
 def read_all(root: Root) -> State:

@@ -134,21 +134,25 @@ class _Calibrating:
         for case in self._ranking:
             read = self._read(case)
             layers = read.layers
-            ranked.append(rank_on(read, self._word_scores(case), self._block, self._step))
+            ranked.append(
+                rank_on(read, [scores for scores, _ in self._word_scores(case)], self._block, self._step)
+            )
         return ranked, layers
 
     def _trials(self, case: Case, heads: Sequence[Head], mean_q: dict[Head, F64]) -> list[Trial]:
         read = self._read(case)
         by_heads = head_scores(read, heads, mean_q, self._block)
         trials = []
-        for i, (question, words) in enumerate(zip(case.questions, self._word_scores(case), strict=True)):
+        for i, (question, found) in enumerate(zip(case.questions, self._word_scores(case), strict=True)):
             assert question.answer is not None
+            words, most = found
             trials.append(
                 Trial(
                     about=question.about,
                     candidates=read.candidates,
                     blocks=np.arange(*question.answer, dtype=np.int64) // self._block,
                     lexical=words[read.candidates],
+                    known=float(words[read.candidates].max()) / (most or 1.0),
                     mean_k=read.asked[i].mean_k,
                     heads=by_heads[i],
                 )
@@ -159,12 +163,12 @@ class _Calibrating:
         questions = [self._tokens(question.text) for question in case.questions]
         return read_and_ask(self._engine, case.tokens, questions, self._step)
 
-    def _word_scores(self, case: Case) -> list[F64]:
-        """Of each question: scores of all blocks by words, as a search has them."""
+    def _word_scores(self, case: Case) -> list[tuple[F64, float]]:
+        """Of each question: scores of all blocks by words, as BlockTexts.search has them."""
         vocab = self._engine.core.model.vocab
         texts = BlockTexts(lambda tokens: _text(vocab, tokens), self._block)
         n = len(case.tokens) // self._block
-        return [texts.scores(q.text, lambda start, end: case.tokens[start:end], n) for q in case.questions]
+        return [texts.search(q.text, lambda start, end: case.tokens[start:end], n) for q in case.questions]
 
     def _tokens(self, text: str) -> I32:
         return self._engine.core.model.vocab.tokenize(text, parse_special=False)

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from ..memory.channels import SHARES, WEIGHTS
+from ..memory.channels import SHARES, WEIGHTS, shares_for
 from ..memory.retrieval import fuse, spread
 from ..memory.selector import order
 from .cases import About
@@ -37,6 +37,7 @@ class Trial:
     lexical: F64
     mean_k: F64
     heads: Mapping[bool, F64]  # by whether queries are centred
+    known: float = 1.0  # how much of the question the best block holds, see channels.shares_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def _covered(
     for channel in shares:
         one = asked[channel] = spread(scores[channel], spreads.get(channel, 0.0))
         orders[channel] = order(one, trial.candidates)[: np.count_nonzero(one > 0)]
-    best = fuse(asked, orders, shares, WEIGHTS, max(budgets) // block)
+    best = fuse(asked, orders, shares_for(shares, trial.known), WEIGHTS, max(budgets) // block)
     found = [np.isin(trial.blocks, trial.candidates[best[: n // block]]).mean() for n in budgets]
     return float(np.mean(found))
 
@@ -138,8 +139,6 @@ def figures(trials: Sequence[Trial], chosen: Chosen, block: int) -> dict[str, fl
             if some:
                 found = values(some, shares, chosen.centred, chosen.spread, block, (SHOWN,))
                 out[f"coverage_{SHOWN}_{way}{suffix}"] = round(float(found.mean()), 3)
-        if some:
-            out[f"coverage_{SHOWN}_random"] = round(
-                float(np.mean([min(SHOWN / block / len(trial.candidates), 1.0) for trial in trials])), 3
-            )
+    chance = [min(SHOWN / block / len(trial.candidates), 1.0) for trial in trials]
+    out[f"coverage_{SHOWN}_random"] = round(float(np.mean(chance)), 3)
     return out

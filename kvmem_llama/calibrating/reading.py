@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.context import UBATCH
 from ..engine.core import EngineCore
 from ..engine.requests import Phase, TaskGenerator
 from ..errors import KvmemError, ModelUnsupported
@@ -94,7 +95,7 @@ def _task(session: Session, tokens: I32, questions: Sequence[I32], done: Done) -
 
 
 def _read(session: Session, tokens: I32, done: Done) -> TaskGenerator[None]:
-    history, step = session.history, session.settings.n_ubatch
+    history, step = session.history, session.settings.n_ubatch or UBATCH
     session.begin()
     with provisional(session, keep_until=0):
         history.extend(tokens)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from ..cli.output import TextPresenter, printable
-from ..memory.report import RecallReport, StepResult, TextPiece
+from ..memory.report import RecallReport, TextPiece
 from .look import Look
-from .reasoning import ReasoningSplitter
+
+if TYPE_CHECKING:
+    from ..engine.answer_parser import MessageDelta
 
 _DIM = "\x1b[2m"
 _PLAIN = "\x1b[22m"
@@ -65,8 +67,8 @@ class ChatPresenter(TextPresenter):
         super().__init__(show_recall=False, bar=bar)
         self._look = look
         self._writer = writer
-        self._splitter = ReasoningSplitter()
         self._to_terminal = sys.stdout.isatty()
+        self._shown: bool | None = None  # what was shown last is reasoning; None: nothing of this answer
 
     def recalled(self, report: RecallReport) -> None:
         self.show_recall = self._look.recall
@@ -74,21 +76,27 @@ class ChatPresenter(TextPresenter):
 
     def text(self, piece: TextPiece) -> None:
         self.close_bar()
-        for part in self._splitter.push(piece.text):
-            self._show(part.text, part.is_reasoning)
 
-    def finished(self, result: StepResult) -> None:
-        for part in self._splitter.finish():
-            self._show(part.text, part.is_reasoning)
-        super().finished(result)
+    def message(self, delta: MessageDelta) -> None:
+        if delta.reasoning_content:
+            self._show(delta.reasoning_content, True)
+        if delta.content:
+            self._show(delta.content, False)
+        if delta.tool_call is not None:  # the chat offers none, but a model may ask for one all the same
+            self._show(delta.tool_call.name + delta.tool_call.arguments, False)
 
     def end_line(self) -> None:
-        self._splitter = ReasoningSplitter()
+        self._shown = None
         self._writer.end()
 
     def _show(self, text: str, is_reasoning: bool) -> None:
         if self._to_terminal:
             text = printable(text)
+        if self._shown is not is_reasoning:
+            text = text.lstrip("\n")  # empty lines stand around the tags of a reasoning
+        if not text:
+            return
+        self._shown = is_reasoning
         if not is_reasoning:
             self._writer.text(text)
         elif self._look.thinking:

@@ -7,18 +7,12 @@ else is ever drawn twice, so nothing flickers. Code is left as it came: its line
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
-import textwrap
 from collections.abc import Callable
-from typing import ClassVar, Final, TextIO
+from typing import Final, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import Heading, Markdown
-from rich.padding import Padding
-from rich.text import Text
 
 _FENCE: Final = re.compile(r" {0,3}(`{3,}|~{3,})")
 _HEADING: Final = re.compile(r" {0,3}#{1,6} ")
@@ -33,18 +27,6 @@ def terminal_size() -> tuple[int, int]:
     return size.columns, size.lines
 
 
-class _LeftHeading(Heading):
-    """Rich centers headings and boxes the first ones."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        self.text.justify = "left"
-        yield self.text
-
-
-class _Markdown(Markdown):
-    elements: ClassVar = {**Markdown.elements, "heading_open": _LeftHeading}
-
-
 class MarkdownWriter:
     """See answer.Writer."""
 
@@ -52,11 +34,11 @@ class MarkdownWriter:
         self,
         out: TextIO,
         *,
-        color: str | None,
+        color: Callable[[], str | None],
         size: Size = terminal_size,
         render: Callable[[], bool] = lambda: True,
     ) -> None:
-        """color: Rich's name of the colour system; None: no colours, but bold and the like.
+        """color: gives Rich's name of the colour system; None: no colours, but bold and the like.
         render: asked for each block; else it stays as it came."""
         self._render = render
         self._out = out
@@ -178,25 +160,9 @@ class MarkdownWriter:
         self._rows = self._column = 0
 
     def _rendered(self, block: str) -> str:
-        lines = io.StringIO()
-        console = Console(
-            file=lines,
-            width=self._width,
-            force_terminal=True,
-            color_system=self._color,  # type: ignore[arg-type]
-            no_color=self._color is None,
-            highlight=False,
-        )
-        first = block.split("\n", 1)[0]
-        indent = len(first) - len(first.lstrip(" "))
-        text = textwrap.dedent(block) if indent else block
-        console.print(Padding(_Markdown(text, hyperlinks=False), (0, 0, 0, indent)))
-        rows = [row.rstrip() for row in lines.getvalue().split("\n")]
-        while rows and not Text.from_ansi(rows[-1]).plain.strip():
-            rows.pop()
-        while rows and not Text.from_ansi(rows[0]).plain.strip():
-            rows.pop(0)
-        return "\n".join(rows)
+        from .rendering import rendered  # takes long to import; the first prompt does not wait for it
+
+        return rendered(block, self._width, self._color())
 
     def _send(self, written: list[str]) -> None:
         if text := "".join(written):

@@ -16,7 +16,6 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.styles import Style
-from rich.console import Console
 
 from ..cli.messages import report_error
 from ..errors import KvmemError
@@ -38,10 +37,7 @@ class PromptScreen:
 
     def __init__(self, look: Look, history: History, completer: Completer, bar: Callable[[], str]) -> None:
         """bar: the text of the last line of the screen."""
-        console = Console()
-        self._can_color = not console.no_color
-        color = console.color_system if self._can_color else None
-        writer = MarkdownWriter(sys.stdout, color=color, render=lambda: look.markdown)
+        writer = MarkdownWriter(sys.stdout, color=_terminal_color, render=lambda: look.markdown)
         self.presenter: Any = ChatPresenter(look, writer, bar=True)
         self._pasted = Pasted()
         self._session: PromptSession[str] = PromptSession(
@@ -151,6 +147,12 @@ class PromptScreen:
 
         _add_paste(keys, self._pasted)
         return keys
+
+
+def _terminal_color() -> str | None:
+    from .rendering import terminal_color
+
+    return terminal_color()
 
 
 def _add_paste(keys: KeyBindings, pasted: Pasted) -> None:

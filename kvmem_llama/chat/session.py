@@ -15,14 +15,13 @@ from ..errors import Cancelled, DecodeFailed, EngineError, KvmemError, LibraryEr
 from ..memory.report import Progress, StepResult
 from ..settings import Settings
 from .look import Look
-from .reasoning import split_reasoning
 from .screen import Screen
 from .seats import Seat, Seats
 from .signals import Signals
 from .terminal_mode import silent_keys
 
 if TYPE_CHECKING:
-    from ..workspace import Stream
+    from ..workspace import Step
 
 
 def is_fatal(error: KvmemError) -> bool:
@@ -51,6 +50,7 @@ class Session:
         self.signals = Signals(screen.leave)
         self.pending = list(documents)  # not yet part of the conversation
         self.system = seats.now.workspace.system  # of the workspaces that are made from now on
+        self.thinks = True  # the model is asked to reason before it answers, if it can
         self.prefill = ""  # of the next message
         self.ended = False
         self.refused: KvmemError | None = None  # what the last message that failed, failed with
@@ -73,6 +73,8 @@ class Session:
         self._n_again = self._n_again + 1 if again else 0
         seed = self.settings.seed
         settings = self.settings if seed < 0 else replace(self.settings, seed=(seed + self._n_again) % 2**32)
+        from ..engine.templates import TemplateOptions
+
         seat, documents = self.seat, self.pending
         result = self._run(
             lambda: seat.workspace.ask(
@@ -80,6 +82,7 @@ class Session:
                 [(document.source, document.text) for document in documents],
                 sampling=sampling_of(settings, seat.workspace),
                 max_tokens=settings.n_predict,
+                options=TemplateOptions(enable_thinking=self.thinks),
             )
         )
         if result is None:
@@ -117,13 +120,13 @@ class Session:
 
     def last_answer(self) -> str:
         """Without its reasoning; empty if there is none."""
-        turns = self.seat.workspace.turns()
-        return split_reasoning(turns[-1].answer)[1] if turns else ""
+        message = self.seat.workspace.last_message()
+        return message.content if message else ""
 
     # -- private
 
     def _run(
-        self, start: Callable[[], Stream], counts: list[Progress] | None = None
+        self, start: Callable[[], Step], counts: list[Progress] | None = None
     ) -> StepResult | KvmemError | None:
         """Shows a step to its end -> None if it was cancelled, the error if it was refused.
 

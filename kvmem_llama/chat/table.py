@@ -36,7 +36,7 @@ COMMANDS: Final = (
     Command("undo", "[N]", "take back the last question and its answer, or the last N", talk.undo),
     Command("clear", "", "begin the conversation anew; texts read before it stay", talk.clear),
     Command("system", "[TEXT]", "show the system prompt, or set that of new workspaces", talk.system),
-    Command("think", "[on|off]", "show the model's reasoning or not", talk.think),
+    Command("think", "[on|off]", "let the model reason first, or not; alone: show it or not", talk.think),
     Command("copy", "[N]", "copy the last answer, or its N-th block of code, to the clipboard", talk.copy),
     Command("export", "FILE", "write the conversation to a file: .md or .jsonl", talk.export_talk, "path"),
     # workspaces

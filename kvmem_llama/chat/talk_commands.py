@@ -125,8 +125,13 @@ def system(session: Session, argument: str) -> None:
 
 def think(session: Session, argument: str) -> None:
     look = session.look
-    look.thinking = _switch("/think", argument) if argument else not look.thinking
-    session.say(f"[reasoning is {'shown' if look.thinking else 'hidden'}]")
+    if not argument:
+        look.thinking = not look.thinking
+        session.say(f"[reasoning is {'shown' if look.thinking else 'hidden'}]")
+        return
+    session.thinks = look.thinking = _switch("/think", argument)
+    what = "on, and shown" if session.thinks else "off, if the model can do without; it is not shown"
+    session.say(f"[reasoning is {what}]")
 
 
 def copy(session: Session, argument: str) -> None:

@@ -104,6 +104,7 @@ def _lines(found: Calibration, goal: Path) -> Iterator[str]:
     measured = found.measured
     names = " ".join(f"{head.layer}.{head.head}" for head in found.heads)
     yield f"{len(found.heads)} of {measured['n_heads_of_model']} heads (layer.head): {names}"
+    yield f"{measured['n_heads_by_prose_and_by_code']} heads are among the best by prose and by code alike"
     yield (
         f"their index takes {measured['index_bytes_per_token']} bytes per token, "
         f"that of Mean-K {measured['mean_k_bytes_per_token']}"

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from .. import ahead
 from ..errors import KvmemError, exit_code
 from ..settings import Settings
-from .inputs import from_argument, read_documents
+from .inputs import from_argument, note_repeated, read_documents
 from .messages import warn
 from .parameters import GoOn, ReadOnly, ShowRecall
 from .parameters import Workspace as NamedWorkspace
@@ -48,16 +49,21 @@ def chat(
         system = from_argument(settings.system_prompt, "the system prompt", warn)
         grammar_of(settings)  # what is wrong with it is told before the model is loaded
 
-        from ..chat.look import Look
-        from ..chat.loop import run
-        from ..chat.opening import open_screen
-        from ..chat.seats import Seats
-        from ..chat.session import Session
-
-        look = Look(recall=show_recall)
+        ahead.want("chat.opening", "chat.loop")
+        if _typed() and sys.stdout.isatty():
+            ahead.want("chat.prompt", "chat.completing", "chat.typed_before")
         with opened_engine(settings) as engine:
+            from ..chat.look import Look
+            from ..chat.loop import run
+            from ..chat.opening import open_screen
+            from ..chat.seats import Seats
+            from ..chat.session import Session
+
+            look = Look(recall=show_recall)
             seats = Seats(engine, settings, workspace_on(engine, settings, system, chosen))
             try:
+                if chosen is not None:
+                    note_repeated(seats.now.workspace, documents)
                 screen = open_screen(look, seats, as_json=as_json, simple=simple_io)
                 session = Session(settings, seats, screen, look, documents)
                 run(session)

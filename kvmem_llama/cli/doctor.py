@@ -1,31 +1,37 @@
-"""`kvmem doctor`: what was built, what the model is, what its memory will take. No model is loaded."""
+"""`kvmem doctor`: what was built, what the model is, and the plan for it here. No model is loaded."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import __version__, models
+from .. import __version__
 from ..errors import KvmemError, exit_code
-from ..gguf_info import ModelInfo, check_policy, read_model_info
 from ..settings import Settings
 from .messages import note
 
-Facts = dict[str, Any]
+if TYPE_CHECKING:
+    from ..calibration import Calibration
+    from ..fitting import Plan
+    from ..gguf_info import ModelInfo
 
-# Bits of one element in cells and records (ggml's block sizes).
-BITS: Final = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+Facts = dict[str, Any]
 
 
 def doctor(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")] = False,
 ) -> None:
-    """Show what was built, the facts of the model and its memory plan. Loads no model."""
+    """Show what was built, the facts of the model, and the plan for it on this machine. Loads no model.
+
+    The exit code is 5 if the plan does not fit.
+    """
+    _info.cache_clear()
+    _plan.cache_clear()
     report: dict[str, Facts] = {"program": _program(), "folders": _folders(settings)}
     failures: list[KvmemError] = []
     sections: list[tuple[str, Callable[[], Facts]]] = [
@@ -34,6 +40,7 @@ def doctor(
         ("model", lambda: _model(settings)),
         ("memory", lambda: _memory(settings)),
         ("search", lambda: _search(settings)),
+        ("plan", lambda: _plan_facts(settings, failures)),
     ]
     for name, section in sections:
         try:
@@ -56,9 +63,16 @@ def doctor(
 def _print(report: dict[str, Facts]) -> None:
     for name, facts in report.items():
         print(name)
-        for key, value in facts.items():
-            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-            print(f"  {key.replace('_', ' '):<26} {shown}")
+        print_facts(facts, "  ")
+
+
+def print_facts(facts: Facts, indent: str = "") -> None:
+    """One line for each fact; of those that are lists, one for each of their texts."""
+    width = max(26, *map(len, facts))
+    for key, value in facts.items():
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            shown = f"{one:,}" if isinstance(one, int) and not isinstance(one, bool) else one
+            print(f"{indent}{key.replace('_', ' '):<{width}} {shown}")
 
 
 def _program() -> Facts:
@@ -93,13 +107,33 @@ def _kernels() -> Facts:
 
 @functools.cache
 def _info(settings: Settings) -> ModelInfo:
+    from .. import models
+    from ..gguf_info import check_policy, read_model_info
+
     info = read_model_info(models.resolve(settings.model, settings.cache_path, note))
     check_policy(info, settings.policy)
     return info
 
 
+def _calibration(settings: Settings) -> Calibration | None:
+    from ..calibration import find
+
+    return find(settings, _info(settings).fingerprint)
+
+
+@functools.cache
+def _plan(settings: Settings) -> Plan:
+    from ..fitting import machine_for, make_plan
+
+    return make_plan(settings, _info(settings), machine_for(settings), _calibration(settings))
+
+
 def _model(settings: Settings) -> Facts:
-    info = _info(settings)
+    return model_facts(_info(settings))
+
+
+def model_facts(info: ModelInfo) -> Facts:
+    """What a file says about its model."""
     return {
         "path": str(info.path),
         "folder": str(info.path.absolute().parent),
@@ -125,16 +159,13 @@ def _model(settings: Settings) -> Facts:
 
 
 def _memory(settings: Settings) -> Facts:
+    """How the view is divided. What it takes is part of the plan."""
     from ..engine.context import cells_needed
     from ..memory.budget import Budget
 
-    info = _info(settings)
-    n_train = info.n_ctx_train
-    budget = Budget.of(settings, min(settings.n_ctx or n_train, n_train), n_train)
-    cell = info.cell_bytes(BITS[settings.cache_type_k], BITS[settings.cache_type_v])
-    record = info.cell_bytes(BITS[settings.raw_k_type], BITS[settings.cache_type_v])
-    index = info.cell_bytes(BITS["f16"], 0) / budget.block
-    n_cells = cells_needed(settings, budget.n_view)
+    plan, info = _plan(settings), _info(settings)
+    budget = Budget.of(plan.settings, plan.n_view, info.n_ctx_train)
+    costs, n_cells = plan.costs, cells_needed(settings, budget.n_view)
     return {
         "view_tokens": budget.n_view,
         "of_it_sink": budget.n_sink,
@@ -143,35 +174,66 @@ def _memory(settings: Settings) -> Facts:
         "block_tokens": budget.block,
         "sequences": settings.n_parallel,
         "cells": n_cells,
-        "cells_bytes": round(n_cells * cell),
-        "cell_bytes_per_token": round(cell),
-        "record_bytes_per_token": round(record),
-        "index_bytes_per_token": round(index),
-        "bytes_per_million_tokens": round((record + index) * 1e6),
+        "cells_bytes": round(n_cells * costs.cell),
+        "cell_bytes_per_token": round(costs.cell),
+        "record_bytes_per_token": round(costs.record),
+        "index_bytes_per_token": round(costs.index["mean_k"]),
+        "bytes_per_million_tokens": round((costs.record + costs.index["mean_k"]) * 1e6),
     }
 
 
 def _search(settings: Settings) -> Facts:
     """How blocks are found, and what the indexes for it take. That of words depends on the text."""
-    from ..calibration import find
     from ..memory.channels import NOT_CALIBRATED, Channels
 
-    info = _info(settings)
-    calibration = find(settings, info.fingerprint)
-    channels = Channels.of(settings, calibration)
+    calibration = _calibration(settings)
+    channels, costs = Channels.of(settings, calibration), _plan(settings).costs
     facts: Facts = {
         "score": settings.score,
         "channels": " + ".join(f"{name} {share:.2f}" for name, share in channels.shares.items()),
         "calibration": NOT_CALIBRATED if settings.score == "fused" else "none",
-        "mean_k_bytes_per_token": round(info.cell_bytes(BITS["f16"], 0) / settings.block_size),
     }
     if calibration is not None:
-        group = {il: info.n_head // n for il, n in enumerate(info.n_head_kv) if n}
-        heads_kv = {(h.layer, h.head // group[h.layer]) for h in calibration.heads if h.layer in group}
         facts["calibration"] = f"{len(calibration.heads)} heads of {calibration.model_name}"
-        facts["heads_bytes_per_token"] = round(len(heads_kv) * info.d_k * BITS[calibration.index_type] / 8)
-    used = [facts.get(f"{name}_bytes_per_token", 0) for name in channels.shares]
-    return facts | {"used_bytes_per_token": sum(used)}
+    facts |= {f"{name}_bytes_per_token": round(n) for name, n in costs.index.items()}
+    return facts | {"used_bytes_per_token": round(costs.used_index(channels))}
+
+
+def _plan_facts(settings: Settings, failures: list[KvmemError]) -> Facts:
+    """What `kvmem ask` and `kvmem chat` take with these options on this machine, and why."""
+    from ..errors import DoesNotFit
+
+    plan = _plan(settings)
+    needs, costs, why = plan.needs, plan.costs, plan.reasons
+    facts: Facts = {"fits": plan.fits}
+    if plan.refusal:
+        facts |= {"error": plan.refusal, "hint": plan.advice}
+        failures.append(DoesNotFit(plan.refusal, hint=plan.advice))
+    facts |= {"view_tokens": plan.n_view, "view_is": why["view"]}
+    facts |= {"batch_tokens": plan.n_ubatch, "batch_is": why["batch"]}
+    facts |= {"gpu_layers": plan.n_gpu_layers}
+    if "gpu_layers" in why:
+        facts["gpu_layers_are"] = why["gpu_layers"]
+    facts |= {"host_budget_bytes": plan.host_budget, "host_budget_is": why["host_budget"]}
+    facts |= {"ram_bytes": needs.n_memory, "ram_usable_bytes": _known(plan.free)}
+    facts |= {f"ram_{_key(part)}_bytes": n for part, n in needs.host.items()}
+    facts |= {"ram_mapped_weights_bytes": needs.mapped, "ram_view_records_bytes": needs.least_records}
+    if needs.gpu:
+        facts |= {"gpu_bytes": needs.n_gpu, "gpu_usable_bytes": plan.gpu_free}
+        facts |= {f"gpu_{_key(part)}_bytes": n for part, n in needs.gpu.items()}
+    per_thousand = {"cells": costs.cell, "records_in_ram": costs.record, "records_on_disk": costs.disk}
+    per_thousand |= {f"index_of_{channel}": n for channel, n in costs.index.items()}
+    facts |= {f"{part}_bytes_per_1000_tokens": round(1000 * n) for part, n in per_thousand.items()}
+    facts["disk_has_room_for_tokens"] = plan.disk_tokens
+    return facts | {"remark": list(plan.remarks)}
+
+
+def _key(part: str) -> str:
+    return part.replace(" ", "_")
+
+
+def _known(n_bytes: int | None) -> int | str:
+    return "not known" if n_bytes is None else n_bytes
 
 
 def _each(values: tuple[int, ...]) -> int | str:

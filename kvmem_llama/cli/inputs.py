@@ -6,16 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
-from ..errors import InputError
+from ..text_file import bytes_of, decode, read_text
 from .messages import note
 
 if TYPE_CHECKING:
     from ..workspace import Workspace
 
 STDIN: Final = "-"
-_CHUNK: Final = 1 << 20  # bytes
 
 Warn = Callable[[str], None]
 
@@ -69,34 +68,18 @@ def _read(name: str, warn: Warn) -> Document:
         if sys.stdin is None or sys.stdin.closed:
             return Document("standard input", "")
         source = "standard input"
-        return Document(source, _decode(_bytes_of(sys.stdin.buffer, source), source, warn))
-    try:
-        with open(os.path.expanduser(name), "rb") as file:
-            data = _bytes_of(file, repr(name))
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        why = "it is a folder" if isinstance(error, IsADirectoryError) else ""
-        raise InputError(repr(name), why or getattr(error, "strerror", None) or str(error)) from None
-    return Document(os.path.basename(name), _decode(data, repr(name), warn))
-
-
-def _bytes_of(file: BinaryIO, source: str) -> bytes:
-    """All bytes; stops at the first NUL, so that an endless device ends too."""
-    pieces: list[bytes] = []
-    while piece := file.read(_CHUNK):
-        if b"\0" in piece:
-            start = (pieces or [piece])[0]
-            if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                raise InputError(source, "it is UTF-16", hint="Convert it: iconv -f UTF-16 -t UTF-8 FILE.")
-            raise InputError(source, "it is binary (it holds NUL bytes)", hint="Only text can be read.")
-        pieces.append(piece)
-    return b"".join(pieces)
+        return Document(source, _decode(bytes_of(sys.stdin.buffer, source), source, warn))
+    text, bad = read_text(name)
+    _warn_of(bad, repr(name), warn)
+    return Document(os.path.basename(name), text)
 
 
 def _decode(data: bytes, source: str, warn: Warn) -> str:
-    data = data.removeprefix(b"\xef\xbb\xbf")  # byte order mark
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        text = data.decode("utf-8", errors="replace")
-        warn(f"{source} is not UTF-8 (first at byte {error.start}): read with replacement characters")
-        return text
+    text, bad = decode(data)
+    _warn_of(bad, source, warn)
+    return text
+
+
+def _warn_of(bad: int | None, source: str, warn: Warn) -> None:
+    if bad is not None:
+        warn(f"{source} is not UTF-8 (first at byte {bad}): read with replacement characters")

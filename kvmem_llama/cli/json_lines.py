@@ -6,13 +6,14 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import KvmemError, exit_code
 from ..memory.report import Progress, RecallReport, StepResult, TextPiece
 
 if TYPE_CHECKING:
+    from ..engine.answer_parser import MessageDelta
     from ..policies import MemoryStats
 
 
@@ -33,11 +34,17 @@ class JsonPresenter:
     def text(self, piece: TextPiece) -> None:
         emit("text", text=piece.text, token=piece.token)
 
+    def message(self, delta: MessageDelta) -> None:
+        pass  # `finished` tells all of the message
+
     def finished(self, result: StepResult) -> None:
         if self._stats is not None:
             emit("stats", **dataclasses.asdict(self._stats()))
         # The reports were events of their own.
-        fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "recalls"}
+        names = [f.name for f in dataclasses.fields(result) if f.name not in ("recalls", "message")]
+        fields: dict[str, Any] = {name: getattr(result, name) for name in names}
+        if result.message is not None:
+            fields["message"] = result.message.to_dict()
         emit("finished", **fields)
 
     def interrupted(self) -> None:
@@ -63,7 +70,7 @@ def error_fields(error: KvmemError) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """`value` in JSON's own types: NumPy scalars unwrapped, NaN and infinities as null."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]

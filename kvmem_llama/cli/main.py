@@ -12,7 +12,7 @@ import typer
 from .. import __version__
 from ..errors import Cancelled, KvmemError, exit_code
 from ..settings import BY_NAME, Settings
-from . import workspaces
+from . import model, workspaces
 from .ask import ask
 from .calibrate import OPTIONS as CALIBRATING
 from .calibrate import calibrate
@@ -20,8 +20,9 @@ from .chat import chat
 from .demo import demo
 from .doctor import doctor
 from .messages import note, report_defect, report_error
-from .options import command, spell_out
+from .options import PlainCommand, PlainGroup, command, spell_out
 from .recall import recall
+from .serve import serve
 from .streams import OutputClosed, OutputFailed, safe_streams
 
 _USAGE: Final = 2
@@ -33,18 +34,24 @@ _MORE: Final = "More options, for measuring and research: docs/options.md."
 # Plain help: rich would take longer to import than everything else together.
 app = typer.Typer(
     name="kvmem",
+    cls=PlainGroup,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-app.command(epilog=_MORE)(command(ask))
-app.command(epilog=_MORE)(command(chat))
-app.command(epilog=_MORE)(command(doctor))
-app.command(epilog=_MORE)(command(recall))
-app.command()(command(calibrate, only=CALIBRATING))
-app.command(epilog=_MORE)(command(demo))
+app.command(cls=PlainCommand, epilog=_MORE)(command(ask))
+app.command(cls=PlainCommand, epilog=_MORE)(command(chat))
+app.command(cls=PlainCommand, epilog=_MORE)(command(doctor))
+app.command(cls=PlainCommand, epilog=_MORE)(command(recall))
+app.command(cls=PlainCommand)(command(calibrate, only=CALIBRATING))
+app.command(cls=PlainCommand, epilog=_MORE)(command(demo))
+app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)(serve)
 app.add_typer(workspaces.app, name="workspace")
+app.add_typer(model.app, name="model")
 
 # Typer carries its own copy of click, or uses the installed one, depending on its version.
 _UsageError: Final[type[Exception]] = next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,12 +77,26 @@ def opened_workspace(settings: Settings, system: str, chosen: Chosen | None = No
 def opened_engine(settings: Settings) -> Iterator[WorkspaceEngine]:
     """A fresh engine, closed at the end. Raises KvmemError."""
     path = models.resolve(settings.model, settings.cache_path, note)
+    with _collecting_later():
+        from ..workspace import open_engine  # loads the native libraries: only after the cheap checks
 
-    from ..workspace import open_engine  # loads the native libraries: only after the cheap checks
-
-    with open_engine(path, settings) as engine:
+        engine = open_engine(path, settings)
+    with engine:
+        for warning in engine.plan.warnings if engine.plan else ():
+            warn(warning)
         engine.on_rows = _rows_made
         yield engine
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Within, no garbage is collected: imports make little, and looking for it takes a tenth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()  # what was imported stays: it need not be looked at again
+        gc.enable()
 
 
 def _rows_made(done: int, n: int) -> None:

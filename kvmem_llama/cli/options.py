@@ -8,11 +8,40 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from ..settings import BY_NAME, OPTIONS, Option, Settings
 
 # Left out of --help, which is long enough without them; docs/options.md has them all.
 _HIDDEN_SECTIONS: Final = frozenset({"Measuring and research"})
+
+
+class _Plain:
+    """Leaves text as it was typed: the table of options reads it, and Typer would import pydantic to do
+    nothing with it, which takes as long as importing NumPy."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+            if kind in (str, bool, list[str]):
+                parameter.get_runtime_param = _AsTyped
+        return parameters
+
+
+class PlainCommand(_Plain, TyperCommand):
+    """A command, see _Plain."""
+
+
+class PlainGroup(_Plain, TyperGroup):
+    """A group of commands, see _Plain."""
+
+
+class _AsTyped:
+    """Stands for Typer's way to make a value of what was typed."""
+
+    def coerce(self, value: Any, **_: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
 
 
 def command(function: Callable[..., None], only: Collection[str] | None = None) -> Callable[..., None]:
@@ -30,7 +59,8 @@ def command(function: Callable[..., None], only: Collection[str] | None = None) 
 
     @functools.wraps(function)
     def callback(**values: Any) -> None:
-        settings = Settings.from_sources({name: values.pop(name) for name in BY_NAME if name in values})
+        given = {name: joined(option, values.pop(name)) for name, option in BY_NAME.items() if name in values}
+        settings = Settings.from_sources(given)
         function(settings, **values)
 
     # Typer reads both.
@@ -52,12 +82,24 @@ def _parameter(option: Option) -> inspect.Parameter:
     if option.type is not bool:
         settings["metavar"] = "|".join(option.choices) or (option.unit or "number").upper()
     annotation: Any = bool | None if option.type is bool else str | None
+    if option.separator:
+        annotation = list[str] | None
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=typer.Option(None, *flags, **settings),
         annotation=annotation,
     )
+
+
+def joined(option: Option, value: Any) -> Any:
+    """The values of a flag that was given several times as one text, in which each stays what it is."""
+    if not isinstance(value, list):
+        return value
+    separator = option.separator
+    if separator == ";":  # where a text may hold one, it can be written so
+        value = [item.replace(";", r"\x3b") for item in value]
+    return separator.join(value) or None
 
 
 def _click_flags(option: Option) -> list[str]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from ..memory.report import Finished, Progress, Recalled, RecallReport, StepResult, TextPiece
+from ..memory.report import (
+    Finished,
+    MessagePiece,
+    Progress,
+    Recalled,
+    RecallReport,
+    StepResult,
+    TextPiece,
+)
 from .messages import note
 from .progress import reading_progress
 from .recall_table import recall_lines
 
 if TYPE_CHECKING:
-    from ..workspace import Stream
+    from ..engine.answer_parser import MessageDelta
+    from ..workspace import Step
 
 # Control characters but newline and tab: recalled or generated text must not drive the terminal.
 _UNSAFE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -30,12 +39,15 @@ class Presenter(Protocol):
     def progress(self, event: Progress) -> None: ...
     def recalled(self, report: RecallReport) -> None: ...
     def text(self, piece: TextPiece) -> None: ...
+    def message(self, delta: MessageDelta) -> None:
+        """What the texts before it added to the answer's message; a presenter shows these or the texts."""
+
     def finished(self, result: StepResult) -> None: ...
     def interrupted(self) -> None:
         """The step ended without a result."""
 
 
-def show(stream: Stream, presenter: Presenter, counts: list[Progress] | None = None) -> StepResult:
+def show(stream: Step, presenter: Presenter, counts: list[Progress] | None = None) -> StepResult:
     """Hands every event of `stream` to `presenter`. Raises what the step raised.
 
     counts: takes the progress of the step.
@@ -53,6 +65,8 @@ def show(stream: Stream, presenter: Presenter, counts: list[Progress] | None = N
                 case TextPiece():
                     presenter.text(event)
                     presenter.answering = True
+                case MessagePiece():
+                    presenter.message(event.delta)
                 case Finished():
                     presenter.finished(event.result)
         return stream.result()
@@ -92,6 +106,9 @@ class TextPresenter:
             sys.stdout.write(text)
             sys.stdout.flush()
             self._mid_line = not text.endswith("\n")
+
+    def message(self, delta: MessageDelta) -> None:
+        pass
 
     def finished(self, result: StepResult) -> None:
         self.close_bar()

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import Cancelled, InvalidOption, KvmemError
 from ..settings import Settings
-from .inputs import from_argument, read_documents
+from .inputs import Document, from_argument, note_repeated, read_documents
 from .messages import warn
 from .opening import Chosen, chosen_workspace
 from .parameters import Files, GoOn, ReadOnly, Workspace
@@ -36,7 +36,7 @@ def recall(
                 "--workspace", "", "there is nothing to search",
                 hint="Name a workspace with -w NAME, use --continue, or read a text with -f FILE.",
             )  # fmt: skip
-        found = _search(settings, chosen, query, [(d.source, d.text) for d in documents], n_blocks)
+        found = _search(settings, chosen, query, documents, n_blocks)
     except KvmemError as error:
         if as_json:
             from .json_lines import emit_error
@@ -58,15 +58,17 @@ def recall(
 
 
 def _search(
-    settings: Settings, chosen: Chosen | None, query: str, documents: list[tuple[str, str]], n_blocks: int
+    settings: Settings, chosen: Chosen | None, query: str, documents: list[Document], n_blocks: int
 ) -> SearchResult:
     from .opening import opened_workspace
     from .output import TextPresenter, show
 
     text = from_argument(query, "the query", warn)
     with opened_workspace(settings, "", chosen) as workspace:
-        for source, document in documents:
-            stream = workspace.read(document, source)
+        if chosen is not None:
+            note_repeated(workspace, documents)
+        for document in documents:
+            stream = workspace.read(document.text, document.source)
             try:
                 show(stream, TextPresenter(show_recall=False))
             except KeyboardInterrupt:

@@ -86,8 +86,10 @@ def found_by(ranks: Mapping[str, int], own: Mapping[str, int]) -> str:
 
 
 def _why(block: RecalledBlock) -> str:
-    """With marks for rows that were lost and computed again, blocks that only stay, and refreshed ones."""
-    return block.why + "*" * block.recomputed + "=" * block.held + "~" * block.refreshed
+    """With marks for rows that were lost and computed again, rows that were taken over when the history was
+    edited, blocks that only stay, and refreshed ones."""
+    marks = "*" * block.recomputed + "+" * block.carried + "=" * block.held + "~" * block.refreshed
+    return block.why + marks
 
 
 def snippet(text: str, width: int) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,8 +14,9 @@ import typer
 
 from ..errors import InputError, KvmemError, StoreError, StoreFailed
 from ..settings import Settings
+from .grouped import Json, adder, emit_object, print_table
 from .messages import note
-from .options import command
+from .options import PlainGroup
 
 if TYPE_CHECKING:
     from ..store.disk_records import DiskRecords
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
     from ..store.names import Place
     from ..store.root import Root
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(cls=PlainGroup, add_completion=False, rich_markup_mode=None)
 
 _READS: Final = ("data_dir", "verbose")  # options of commands that only look
 _WRITES: Final = ("data_dir", "durability", "segment_records", "verbose")
 _DAMAGED: Final = 8  # exit code of a check that found something, as of StoreDamaged
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="of the workspace", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="print one line of JSON")]
+_command = adder(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -40,27 +39,6 @@ def _manage(context: typer.Context) -> None:
     """Manage durable workspaces."""
     if context.invoked_subcommand is None:
         print(context.get_help())
-
-
-def _command(
-    name: str, options: Sequence[str] = _WRITES
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def told(settings: Settings, *, as_json: bool, **own: Any) -> None:
-            try:
-                function(settings, as_json=as_json, **own)
-            except KvmemError as error:
-                if as_json:
-                    from .json_lines import error_fields
-
-                    _emit(**error_fields(error))
-                raise
-
-        app.command(name)(command(told, options))
-        return function
-
-    return add
 
 
 @_command("ls", _READS)
@@ -80,7 +58,7 @@ def list_them(settings: Settings, as_json: Json = False) -> None:
         for item in root.list()
     ]
     if as_json:
-        _emit(workspaces=found)
+        emit_object(workspaces=found)
         return
     if not found:
         note(f"no workspaces in {settings.data_path}")
@@ -94,7 +72,7 @@ def list_them(settings: Settings, as_json: Json = False) -> None:
         )
         for w in found
     ]
-    _table(("name", "tokens", "model", "used"), rows, right=(1,))
+    print_table(("name", "tokens", "model", "used"), rows, right=(1,))
 
 
 @_command("show", _READS)
@@ -121,6 +99,7 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
         binding, relatives = family.binding, len(family.workspaces()) - 1
         indexed = family.tokens.describe(spans(db, row.lineage), blocks)
     tiers = Counter(block.tier for block in blocks)
+    origins = Counter(block.origin for block in blocks)
     facts: dict[str, Any] = {
         "name": row.name,
         "id": row.id,
@@ -129,7 +108,8 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
         "blocks": len(blocks),
         "blocks_on_disk": tiers[Tier.DISK],
         "blocks_as_tokens": tiers[Tier.TOKENS],
-        "blocks_recomputed": sum(block.origin == Origin.RECOMPUTED for block in blocks),
+        "blocks_recomputed": origins[Origin.RECOMPUTED],
+        "blocks_carried": origins[Origin.CARRIED],
         "record_bytes": tiers[Tier.DISK] * binding.record_nbytes,
         "read_ahead_bytes": n_ahead // binding.block_size * binding.record_nbytes,
         "heads_indexed": 0 if indexed is None else len(indexed.heads),
@@ -149,7 +129,7 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
         "folder": str(root.folder / place.family),
     }
     if as_json:
-        _emit(**facts)
+        emit_object(**facts)
         return
     counts = {key: _count(value) for key, value in facts.items() if type(value) is int}
     shown = (
@@ -163,7 +143,7 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
             "cache_types": ", ".join(facts["cache_types"]),
         }
     )
-    _table(("", ""), [(key.replace("_", " "), "" if v is None else str(v)) for key, v in shown.items()])
+    print_table(("", ""), [(key.replace("_", " "), "" if v is None else str(v)) for key, v in shown.items()])
 
 
 @_command("map", _READS)
@@ -187,7 +167,7 @@ def map_it(
     if file is not None:
         draw(file, name, blocks)
     if as_json:
-        _emit(name=name, blocks=[dataclasses.asdict(block) for block in blocks])
+        emit_object(name=name, blocks=[dataclasses.asdict(block) for block in blocks])
     elif file is not None:
         note(f"{file}: {len(blocks):,} blocks")
     else:
@@ -195,7 +175,7 @@ def map_it(
             print(line)
 
 
-@_command("fork")
+@_command("fork", _WRITES)
 def fork(
     settings: Settings,
     name: Name,
@@ -213,7 +193,7 @@ def fork(
     _done(as_json, f"{new}: a fork of {name}", name=new, forked_from=name)
 
 
-@_command("rm")
+@_command("rm", _WRITES)
 def remove(
     settings: Settings,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="of workspaces", show_default=False)],
@@ -239,7 +219,7 @@ def remove(
     _done(as_json, "deleted: " + ", ".join(deleted), deleted=deleted)
 
 
-@_command("rename")
+@_command("rename", _WRITES)
 def rename(
     settings: Settings,
     name: Name,
@@ -252,7 +232,7 @@ def rename(
     _done(as_json, f"{name} is {new} now", name=new, renamed_from=name)
 
 
-@_command("verify")
+@_command("verify", _WRITES)
 def verify(
     settings: Settings,
     name: Annotated[
@@ -272,17 +252,23 @@ def verify(
     families = root.family_ids() if name is None else [root.find(name).family]
     total = Report()
     for family in families:
-        report = verify_family(root, family, repair=repair)
+        try:
+            report = verify_family(root, family, repair=repair)
+        except StoreError as error:
+            if name is not None:
+                raise
+            total.add("family", family, f"it was not looked at: {error}")
+            continue
         for field in ("n_workspaces", "n_rows", "n_records", "n_index_rows", "n_segments", "n_repaired"):
             setattr(total, field, getattr(total, field) + getattr(report, field))
         total.findings += report.findings
     findings = [{"kind": f.kind, "where": f.where, "what": f.what} for f in total.findings]
     if as_json:
         counts = {f.name: getattr(total, f.name) for f in dataclasses.fields(total) if f.name[:2] == "n_"}
-        _emit(sound=total.is_sound, findings=findings, **counts)
+        emit_object(sound=total.is_sound, findings=findings, **counts)
     else:
         if findings:
-            _table(("kind", "where", "what"), [tuple(finding.values()) for finding in findings])
+            print_table(("kind", "where", "what"), [tuple(finding.values()) for finding in findings])
         note(
             f"{total.n_workspaces} workspaces, {total.n_records} records, {total.n_index_rows} index rows, "
             f"{total.n_rows} rows: "
@@ -292,7 +278,7 @@ def verify(
         raise typer.Exit(_DAMAGED)
 
 
-@_command("compact")
+@_command("compact", _WRITES)
 def compact_it(settings: Settings, name: Name, as_json: Json = False) -> None:
     """Give back disk space that is not needed.
 
@@ -308,7 +294,7 @@ def compact_it(settings: Settings, name: Name, as_json: Json = False) -> None:
     _done(as_json, text, name=name, **dataclasses.asdict(done))
 
 
-@_command("export")
+@_command("export", _WRITES)
 def export(
     settings: Settings,
     name: Name,
@@ -329,7 +315,7 @@ def export(
     _done(as_json, text, name=name, file=str(file), **dataclasses.asdict(done))
 
 
-@_command("import")
+@_command("import", _WRITES)
 def import_it(
     settings: Settings,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="made by export", show_default=False)],
@@ -394,32 +380,11 @@ def _n_ahead(root: Root, place: Place) -> int:
     return 0
 
 
-def _emit(**fields: Any) -> None:
-    import json
-
-    from .json_lines import plain
-
-    sys.stdout.write(json.dumps(plain(fields), allow_nan=False) + "\n")
-
-
 def _done(as_json: bool, text: str, **fields: Any) -> None:
     if as_json:
-        _emit(**fields)
+        emit_object(**fields)
     else:
         note(text)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=any(head), pad_edge=False)
-    for i, title in enumerate(head):
-        table.add_column(title, justify="right" if i in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("".join(c if c.isprintable() else " " for c in cell)) for cell in row))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _count(n: int | None) -> str:

@@ -1,22 +1,23 @@
 """From messages to text: the model's chat template, and the text that a new turn adds to a history.
 
-Rendering is llama.cpp's (llama_chat_apply_template: a list of known templates, no jinja). Where message
-contents lie in the rendered text is found by rendering once more with a placeholder in their place, so no
-template needs to be known here.
+Rendering is llama.cpp's (engine/templates.py); no template needs to be known here.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from ..errors import TemplateUnsupported
-from ..native.library import import_binding
+from ..errors import InvalidOption, InvalidRequest, TemplateUnsupported
+from ..settings import Settings
+from . import plain_template
+from .model import Model
+from .rendered_texts import find_texts, unused
+from .templates import CONTENT_ONLY, AppliedTemplate, ChatTemplates, TemplateOptions, read_template
 from .vocab import Vocab
 
-_SPEAKERS: Final = {"system": "", "user": "User: ", "assistant": "Assistant: "}
+_USER: Final = "?"  # a message of no meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,18 @@ class Message:
     content: str
 
 
+AnyMessage: TypeAlias = Message | Mapping[str, Any]
+"""A message, or one of OpenAI's API."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Text to append to a history; `spans` are where the contents of its messages lie in it."""
 
     text: str
     spans: tuple[tuple[int, int], ...]  # characters start <= i < end, ascending; the last is the question
+    roles: tuple[str, ...] = ()  # whose text each span is; empty: all a user's
+    applied: AppliedTemplate = CONTENT_ONLY  # how the answer is sampled and read
 
 
 class ChatTemplate:
@@ -40,55 +47,50 @@ class ChatTemplate:
     `User: ...`, `Assistant: ...`, the system prompt without a name, an empty line between them.
     """
 
-    def __init__(self, vocab: Vocab, template: str | None) -> None:
-        """template: the model's own, or a name llama.cpp knows (chatml, gemma, ...).
-
-        Raises TemplateUnsupported for a template that llama.cpp does not know.
-        """
-        self._llama: Any = import_binding()
+    def __init__(self, vocab: Vocab, templates: ChatTemplates | None) -> None:
+        """templates: None: plain text. They are closed with this."""
         self._vocab = vocab
-        if template is None and len(vocab.tokenize("<|im_start|>")) == 1:
-            template = "chatml"
-        self._template = None if template is None else template.encode("utf-8")
-        self.render([Message("user", "?")], add_assistant=True)
+        self._templates = templates
+        self._around: tuple[str, str] | None = None
+
+    @classmethod
+    def open(cls, model: Model, settings: Settings) -> ChatTemplate:
+        """The template that the settings name, else the model's own.
+
+        Raises TemplateUnsupported for one that cannot be parsed, InputError for a file that cannot be read,
+        InvalidOption, LibraryMissing or LibraryMismatch.
+        """
+        source = template_text(settings)
+        if not source and model.chat_template is None and len(model.vocab.tokenize("<|im_start|>")) > 1:
+            return cls(model.vocab, None)
+        return cls(model.vocab, ChatTemplates(model, source))
 
     @property
     def is_plain(self) -> bool:
         """The model has no template: its turns end only where a stop string says so."""
-        return self._template is None
+        return self._templates is None
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Texts at which an answer ends, besides the end-of-generation tokens."""
-        return ("\nUser:",) if self.is_plain else ()
+    def apply(
+        self, messages: Sequence[AnyMessage], options: TemplateOptions | None = None
+    ) -> AppliedTemplate:
+        """The whole text of `messages`, and how its answer is sampled and read.
 
-    def render(self, messages: Sequence[Message], *, add_assistant: bool) -> str:
-        """The text of `messages`; add_assistant: with the beginning of an answer after it.
-
-        NUL characters, which would end a C string, become U+FFFD. Raises TemplateUnsupported.
+        Raises InvalidRequest or TemplateUnsupported.
         """
-        if self._template is None:
-            return _plain(messages, add_assistant)
-        count = len(messages)
-        array = (self._llama.llama_chat_message * count)()
-        size = 256
-        for slot, message in zip(array, messages, strict=True):
-            content = message.content.replace("\0", "\ufffd").encode("utf-8", errors="replace")
-            slot.role = message.role.encode("utf-8", errors="replace")
-            slot.content = content
-            size += len(content) + 128
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            n: int = self._llama.llama_chat_apply_template(
-                self._template, array, count, add_assistant, buffer, size
-            )
-            if n < 0:
-                raise self._unsupported()
-            if n <= size:
-                return buffer.raw[:n].decode("utf-8")
-            size = n
+        found = [as_json(message) for message in messages]
+        options = options or TemplateOptions()
+        if self._templates is None:
+            return plain_template.apply(found, options)
+        return self._templates.apply(found, options)
 
-    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
+    def turn(
+        self,
+        history: str,
+        messages: Sequence[AnyMessage],
+        *,
+        closed: bool | None = None,
+        options: TemplateOptions | None = None,
+    ) -> Turn:
         """What makes `history` the text of `messages`, with the beginning of an answer, when appended to it.
 
         history: what the workspace holds, special tokens as text; "" for a new one. It need not be what the
@@ -96,94 +98,152 @@ class ChatTemplate:
         the text goes on after the last answer of `messages`, whose end is put in if the history lacks it.
         A history that holds no answer of `messages` is left as it is, and all of them are appended.
         closed: the history's last token ended the answer; None: judged by its text.
+        Spans are of what comes after the last answer. Raises as `apply`.
         """
-        full = self.render(messages, add_assistant=True)
+        options = options or TemplateOptions()
+        found = [as_json(message) for message in messages]
+        applied = self.apply(found, options)
+        full, last = applied.prompt, last_answer(found, options)
         bos = self._bos_text()
         if bos and history.startswith(bos) and not full.startswith(bos):
             history = history[len(bos) :]
-        answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if full.startswith(history):
             text = full[len(history) :]
-        elif answers:
-            text = self._after_answer(history, messages, answers[-1], closed)
+        elif last >= 0:
+            text = self._after_answer(history, found, last, closed, options)
         else:
             text = full
-        first = answers[-1] + 1 if answers else 0
-        offset = len(full) - len(text)
         if not full.endswith(text):
-            return Turn(text, ())
-        spans = []
-        for i in range(first, len(messages)):
-            start, end = self._span(full, messages, i)
-            if start >= offset and end > start:
-                spans.append((start - offset, end - offset))
-        return Turn(text, tuple(sorted(spans)))
+            return Turn(text, (), (), applied)
+        offset = len(full) - len(text)
+        texts = find_texts(full, found, last + 1, lambda marked: self.apply(marked, options).prompt)
+        texts = [it for it in texts if it.start >= offset]
+        spans = tuple((it.start - offset, it.end - offset) for it in texts)
+        return Turn(text, spans, tuple(it.role for it in texts), applied)
 
     def around(self) -> tuple[str, str]:
-        """What always comes right before and right after the content of a user message that is answered."""
-        marked, mark = _marked([Message("user", "")], 0)
-        earlier = [Message("user", "?"), Message("assistant", "?")]
-        first, _, after = self.render(marked, add_assistant=True).partition(mark)
-        later = self.render([*earlier, *marked], add_assistant=True).partition(mark)[0]
-        n = 0
-        while n < min(len(first), len(later)) and first[-1 - n] == later[-1 - n]:
-            n += 1
-        return first[len(first) - n :], after
+        """What always comes right before and right after the content of a user message that is answered, but
+        for white space before and for what switches reasoning off."""
+        if self._around is None:
+            mark, earlier = "@content@", "@answer@"
+            asked = Message("user", mark)
+            first, _, after = self.apply([asked]).prompt.partition(mark)
+            other = self.apply([asked], TemplateOptions(enable_thinking=False)).prompt.partition(mark)[2]
+            answered = [Message("user", _USER), Message("assistant", earlier), asked]
+            between = self.apply(answered).prompt.partition(earlier)[2].partition(mark)[0]
+            between = self._after_end(between)
+            n = _n_common(first[::-1], between[::-1])
+            before = first[len(first) - n :].lstrip() or first
+            self._around = before, after[: _n_common(after, other)]
+        return self._around
+
+    def without_preamble(self, turn: Turn) -> Turn:
+        """`turn`, of one message of a user, without what the template puts before a whole conversation."""
+        before, _ = self.around()
+        start = turn.spans[0][0] - len(before) if turn.spans else 0
+        if start <= 0 or not turn.text.startswith(before, start):
+            return turn
+        spans = tuple((first - start, last - start) for first, last in turn.spans)
+        return replace(turn, text=turn.text[start:], spans=spans)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._templates is not None:
+            self._templates.close()
+
+    # -- private
 
     def _after_answer(
-        self, history: str, messages: Sequence[Message], answer: int, closed: bool | None
+        self,
+        history: str,
+        messages: Sequence[Mapping[str, Any]],
+        answer: int,
+        closed: bool | None,
+        options: TemplateOptions,
     ) -> str:
-        marked, mark = _marked(messages, answer)
-        _, found, rest = self.render(marked, add_assistant=True).partition(mark)
-        _, _, closing = self.render(marked[: answer + 1], add_assistant=False).partition(mark)
+        mark = unused("@answer@", messages)
+        marked = [*messages]
+        marked[answer] = {"role": "assistant", "content": mark}
+        _, found, rest = self.apply(marked, options).prompt.partition(mark)
         if not found:
             raise TemplateUnsupported("it leaves out answers, so a conversation cannot be continued")
         if closed is False:
             return rest
+        ended = replace(options, add_generation_prompt=False, continue_final_message=False)
+        closing = self.apply(marked[: answer + 1], ended).prompt.partition(mark)[2]
         # What the history has of the closing already: at least its end-of-turn token, or nothing.
-        ends = [token for token in self._vocab.tokenize(closing).tolist() if self._vocab.is_eog(token)]
-        end = self._vocab.piece(ends[0]).decode("utf-8", errors="replace") if ends else ""
+        tokens = self._vocab.tokenize(closing).tolist()
+        ends = [token for token in tokens if self._vocab.is_eog(token)]
+        if not ends:  # if tokens close an answer here, the one that did it stands in place of them
+            replaced = closed and any(self._vocab.is_control(token) for token in tokens)
+            return rest.removeprefix(closing) if replaced else rest
+        end = self._vocab.piece(ends[0]).decode("utf-8", errors="replace")
         for n in range(len(closing), 0, -1):
-            if end and end in closing[:n] and history.endswith(closing[:n]):
+            if end in closing[:n] and history.endswith(closing[:n]):
                 return rest[n:]
         return rest
 
-    def _span(self, full: str, messages: Sequence[Message], i: int) -> tuple[int, int]:
-        """Characters of message `i`'s content in `full`; (0, 0) if it is left out, or not only trimmed."""
-        marked, mark = _marked(messages, i)
-        before, found, after = self.render(marked, add_assistant=True).partition(mark)
-        if not found or mark in after or not full.startswith(before) or not full.endswith(after):
-            return 0, 0
-        return len(before), len(full) - len(after)
+    def _after_end(self, text: str) -> str:
+        """What comes after the last end-of-generation token in `text`."""
+        at = start = 0
+        for token in self._vocab.tokenize(text).tolist():
+            at += len(self._vocab.piece(token))
+            start = at if self._vocab.is_eog(token) else start
+        return text.encode("utf-8")[start:].decode("utf-8", errors="replace")
 
     def _bos_text(self) -> str:
         vocab = self._vocab
         return vocab.piece(vocab.bos).decode("utf-8", errors="replace") if vocab.add_bos else ""
 
-    def _unsupported(self) -> TemplateUnsupported:
-        count = self._llama.llama_chat_builtin_templates(None, 0)
-        names = (ctypes.c_char_p * count)()
-        self._llama.llama_chat_builtin_templates(names, count)
-        known = ", ".join(name.decode() for name in names if name)
-        return TemplateUnsupported(
-            "llama.cpp does not know the one in the model file", hint=f"It can render these: {known}."
-        )
+
+def template_text(settings: Settings) -> str:
+    """The jinja text that the settings name, or "chatml"; "": the model's own template.
+
+    Raises InvalidOption, or InputError for a file that cannot be read.
+    """
+    text = settings.chat_template
+    if settings.chat_template_file:
+        if text:
+            raise InvalidOption(
+                "--chat-template-file", settings.chat_template_file, "there is a --chat-template already",
+                hint="Give one of them.",
+            )  # fmt: skip
+        return read_template(settings.chat_template_file)
+    if text and text != "chatml" and "{{" not in text and "{%" not in text:
+        raise InvalidOption(
+            "--chat-template", text, "it is neither jinja nor chatml",
+            hint="Give the text of a jinja template, or its file with --chat-template-file.",
+        )  # fmt: skip
+    return text
 
 
-def _marked(messages: Sequence[Message], i: int) -> tuple[list[Message], str]:
-    """The messages with a placeholder, found nowhere in them, as the content of message `i`."""
-    mark = "@content@"
-    while any(mark in message.content for message in messages):
-        mark = f"@{mark}@"
-    marked = list(messages)
-    marked[i] = replace(marked[i], content=mark)
-    return marked, mark
+def as_json(message: AnyMessage) -> dict[str, Any]:
+    """A message of OpenAI's API. Half characters, which UTF-8 cannot hold, become question marks.
+
+    Raises InvalidRequest for what is no message.
+    """
+    if isinstance(message, Message):
+        return {"role": message.role, "content": _whole(message.content)}
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"a message must be an object, not a {type(message).__name__}")
+    found = dict(message)
+    if isinstance(found.get("content"), str):
+        found["content"] = _whole(found["content"])
+    return found
 
 
-def _plain(messages: Sequence[Message], add_assistant: bool) -> str:
-    parts = []
-    for message in messages:
-        name = _SPEAKERS.get(message.role, f"{message.role.capitalize()}: ")
-        parts.append(f"{name}{message.content}\n\n")
-    # Without the space: it is part of the answer's first token.
-    return "".join(parts) + ("Assistant:" if add_assistant else "")
+def last_answer(messages: Sequence[Mapping[str, Any]], options: TemplateOptions) -> int:
+    """Number of the last message that is an answer, but for one that is to be continued; -1: none is."""
+    n = len(messages) - bool(options.continue_final_message)
+    return max((i for i in range(n) if messages[i].get("role") == "assistant"), default=-1)
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def _n_common(a: str, b: str) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n

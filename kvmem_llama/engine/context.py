@@ -15,6 +15,7 @@ from .machine import free_memory, physical_cores
 from .model import Model, OutOfMemory, is_allocation_failure
 from .requests import F32, Batch
 
+UBATCH: Final = 128  # tokens, where nothing else was chosen
 CELL_MULTIPLE: Final = 256  # llama.cpp rounds n_ctx up to this (llama-context.cpp)
 _TYPES: Final = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
 _SMALLER: Final = "Use a smaller view (-c), fewer sequences (-np) or a quantised cache (-ctk q8_0 -ctv q8_0)."
@@ -45,7 +46,7 @@ class Context:
         params.n_ctx = n_cells
         # One ubatch per call, so that cancel can come between any two; but llama.cpp wants room in a batch
         # for one output of every sequence.
-        n_ubatch = min(settings.n_ubatch, n_cells)
+        n_ubatch = min(settings.n_ubatch or UBATCH, n_cells)
         params.n_ubatch = n_ubatch
         params.n_batch = max(n_ubatch, settings.n_parallel)
         params.n_seq_max = settings.n_parallel

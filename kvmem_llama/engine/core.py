@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..settings import Settings
 from .cells import CellPool
+from .chat_template import ChatTemplate
 from .requests import Decoder
 from .task import Task
 
@@ -29,6 +31,22 @@ class EngineCore:
     scorer: Any = None  # memory.scoring.BlockScorer, set by the layers above; the engine never calls it
     calibration: Any = None  # calibration.Calibration of the model, if there is one; set likewise
     current_task: Task[Any] | None = None  # the task whose generator runs right now
+    _template: ChatTemplate | None = None
+    _template_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def chat_template(self) -> ChatTemplate:
+        """The chat template of the model, or the one that the settings name; opened when it is first asked
+        for. Any thread. Raises as ChatTemplate.open."""
+        with self._template_lock:
+            if self._template is None:
+                self._template = ChatTemplate.open(self.model, self.settings)
+            return self._template
+
+    def close_template(self) -> None:
+        """Idempotent."""
+        with self._template_lock:
+            if self._template is not None:
+                self._template.close()
 
     def emit(self, task: Task[Any], event: object) -> None:
         """Sends `event` to whoever watches `task`; never waits. Errors of its on_event come out here."""

@@ -10,17 +10,15 @@ import atexit
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..errors import EngineClosed
-from ..settings import Settings
 from .core import EngineCore
 from .owner import Message, Owner
 from .requests import TaskGenerator
-from .resources import Prepare, Resources, open_resources
+from .resources import Resources
 from .scheduler import Observer
 from .sequences import Resident
 from .task import Task
@@ -53,15 +51,6 @@ class Engine:
         # A daemon thread, for a program that forgets to close must still end; but it must not be inside
         # llama.cpp while the interpreter goes down.
         atexit.register(self.close)
-
-    @classmethod
-    def open(cls, path: str | Path, settings: Settings, prepare: Prepare | None = None) -> Self:
-        """Loads the model at `path` and makes a context for `settings`.
-
-        prepare: called on the owner thread with the core, for what the layers above put there.
-        Raises LibraryError, ModelError, InvalidOption or EngineError.
-        """
-        return cls(lambda: open_resources(path, settings, prepare))
 
     def submit(
         self,

@@ -24,6 +24,7 @@ class EventQueue:
         self._changed = threading.Condition()
         self._closed = False
         self._reader: int | None = None  # identity of the reading thread
+        self._told: Callable[[], None] | None = None  # of a reader that does not wait
         self.n_dropped = 0
 
     @property
@@ -38,21 +39,23 @@ class EventQueue:
             if len(self._events) >= limit:
                 self._events.popleft()
                 self.n_dropped += 1
+            told = None if self._events else self._told
             self._events.append(event)
             self._changed.notify()
+        if told is not None:
+            told()
 
     def close(self) -> None:
         """No more events will come; a reader ends after the last one."""
         with self._changed:
-            self._closed = True
+            told, self._closed = self._told, True
             self._changed.notify()
+        if told is not None:
+            told()
 
     def read(self) -> Iterator[object]:
         """Events until the queue is closed and empty. One reader at a time; RuntimeError for a second."""
-        with self._changed:
-            if self._reader is not None:
-                raise RuntimeError("the events of this task are being read already")
-            self._reader = threading.get_ident()
+        self._attach(None)
         try:
             while True:
                 with self._changed:
@@ -68,12 +71,40 @@ class EventQueue:
         finally:
             self._detach()
 
+    def watch(self, told: Callable[[], None]) -> None:
+        """A reader that must not wait: takes events with `take`, until `unwatch`.
+
+        told: called, by any thread, when there is something to take after there was nothing, and at the end.
+        """
+        self._attach(told)
+
+    def take(self) -> tuple[list[object], bool]:
+        """All events there are now, for the reader that watches -> (events, none will follow)."""
+        with self._changed:
+            was_behind = self.behind
+            events = list(self._events)
+            self._events.clear()
+            closed = self._closed
+        if was_behind:
+            self._wake()
+        return events, closed
+
+    def unwatch(self) -> None:
+        """The reader that watches has gone."""
+        self._detach()
+
     def abandon(self) -> None:
         """The calling thread will wait for the task: if it is the reader, it can no longer read."""
         if self._reader == threading.get_ident():
             self._detach()
 
+    def _attach(self, told: Callable[[], None] | None) -> None:
+        with self._changed:
+            if self._reader is not None:
+                raise RuntimeError("the events of this task are being read already")
+            self._reader, self._told = threading.get_ident(), told
+
     def _detach(self) -> None:
         with self._changed:
-            self._reader = None
+            self._reader = self._told = None
         self._wake()  # the task may have been paused for this reader

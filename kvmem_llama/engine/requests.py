@@ -1,11 +1,12 @@
 """What a task asks of the scheduler, what it gets back, and what the scheduler itself stands on.
 
-A task is a generator on the owner thread: it yields a `Decode` and is resumed with a `Decoded`.
+A task is a generator on the owner thread: it yields a `Decode` and is resumed with a `Decoded`, or it yields
+a `Wait` and is resumed with an empty one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -50,7 +51,15 @@ class Decoded:
     logits: F32 | None  # [n_vocab] if they were asked for and the last token was evaluated
 
 
-TaskGenerator: TypeAlias = Generator[Decode, Decoded, T]
+@dataclass(slots=True)
+class Wait:
+    """Nothing is evaluated for the task until `over()`, which is asked on the owner thread between batches.
+    Whoever makes it true wakes the engine (Task.wake)."""
+
+    over: Callable[[], bool]
+
+
+TaskGenerator: TypeAlias = Generator[Decode | Wait, Decoded, T]
 
 
 class Batch:
@@ -68,8 +77,10 @@ class Batch:
     def clear(self) -> None:
         self.n = 0
 
-    def add(self, request: Decode, n: int) -> int:
-        """Appends the first `n` tokens of `request` -> index of its first token in the batch."""
+    def add(self, request: Decode, n: int, *, every: bool = False) -> int:
+        """Appends the first `n` tokens of `request` -> index of its first token in the batch.
+
+        every: logits of every token, whatever the request asks for."""
         first, last = self.n, self.n + n
         if last > self.capacity:
             raise ValueError(f"batch of {last} tokens, the limit is {self.capacity}")
@@ -77,8 +88,8 @@ class Batch:
         self._positions[first:last] = request.positions[:n]
         self._cells[first:last] = request.cells[:n]
         self._seqs[first:last] = request.seq
-        self._outputs[first:last] = 0
-        self._outputs[last - 1] = request.logits and n == len(request.tokens)
+        self._outputs[first:last] = every
+        self._outputs[last - 1] = every or (request.logits and n == len(request.tokens))
         self.n = last
         return first
 

@@ -54,6 +54,7 @@ def open_resources(path: str | Path, settings: Settings, prepare: Prepare | None
             settings=settings,
             n_view=n_view,
         )
+        stack.callback(core.close_template)
         if prepare is not None:
             prepare(core)
         return Resources(core, stack.pop_all().close)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .core import EngineCore
-from .requests import Decode, Decoded, TaskGenerator
+from .requests import Decode, Decoded, TaskGenerator, Wait
 from .task import Task
 
 
@@ -21,7 +21,7 @@ class Run:
 
     def __init__(self, core: EngineCore, task: Task[Any], seq: int, on_end: Callable[[Run], None]) -> None:
         self.task = task
-        self.request: Decode | None = None  # what it waits for; None once it has ended
+        self.request: Decode | Wait | None = None  # what it waits for; None once it has ended
         self.last_served = -1  # number of the last batch with tokens of this task
         self.ended = False
         self._core = core
@@ -31,13 +31,18 @@ class Run:
 
     @property
     def ready(self) -> bool:
-        """It has a request, and the reader of its events keeps up."""
-        return self.request is not None and not self.task.behind
+        """It has tokens to evaluate, and the reader of its events keeps up."""
+        return isinstance(self.request, Decode) and not self.task.behind
+
+    @property
+    def has_waited(self) -> bool:
+        """What it waited for has come, or it is to end."""
+        return isinstance(self.request, Wait) and (self.task.stop_requested or self.request.over())
 
     def start(self) -> None:
         """Makes the generator and runs it to its first request."""
 
-        def first() -> Decode:
+        def first() -> Decode | Wait:
             self._generator = self.task.make(self._core)
             return next(self._generator)
 
@@ -64,14 +69,14 @@ class Run:
         generator = self._generator
         assert generator is not None
 
-        def last() -> Decode:
+        def last() -> Decode | Wait:
             generator.throw(error)
             generator.close()
             raise RuntimeError("a task asked for a decode while it was rolled back") from error
 
         self._advance(last)
 
-    def _advance(self, step: Callable[[], Decode]) -> None:
+    def _advance(self, step: Callable[[], Decode | Wait]) -> None:
         self.request = None
         self._core.current_task = self.task
         try:
@@ -94,8 +99,10 @@ class Run:
         finally:
             self.task.finish(result, error)
 
-    def _problem(self, request: Decode) -> ValueError | None:
+    def _problem(self, request: Decode | Wait) -> ValueError | None:
         """A malformed request is a defect of its task: found here, before it can harm a batch with others."""
+        if isinstance(request, Wait):
+            return None
         n = len(request.tokens)
         if request.seq != self.task.seq:
             return ValueError(f"request for sequence {request.seq}, the task runs on {self.task.seq}")

@@ -4,58 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import numpy as np
 
-from ..errors import InvalidOption
 from ..native.library import import_binding
-from ..settings import Settings
-from .grammar import AnswerGrammar, Constraint, ReasoningLimit
+from . import sampler_chain, token_probs
+from .grammar import AnswerGrammar, Constraint
 from .requests import F32
+from .sampling_params import SamplingParams
+from .token_probs import TokenProbs
 from .vocab import Vocab
+
+__all__ = ["Sampler", "SamplingParams"]
 
 # struct llama_token_data
 _CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Names, meanings and defaults are llama.cpp's (common/common.h)."""
-
-    temp: float = 0.8  # <= 0: always the likeliest token
-    top_k: int = 40  # tokens; 0: all
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0  # 1: off
-    seed: int = -1  # -1: a random one, to be read from Sampler.seed
-    repeat_penalty: float = 1.0  # 1: off
-    repeat_last_n: int = 64  # tokens; 0: off
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    grammar: str | AnswerGrammar = ""  # GBNF; empty: none
-    reasoning: ReasoningLimit | None = None
-
-    @classmethod
-    def of(cls, settings: Settings, n_view: int) -> SamplingParams:
-        """The sampling options of `settings`; n_view: tokens that repeat_last_n = -1 stands for."""
-        last_n = n_view if settings.repeat_last_n < 0 else settings.repeat_last_n
-        return cls(
-            temp=settings.temp,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            seed=settings.seed,
-            repeat_penalty=settings.repeat_penalty,
-            repeat_last_n=last_n,
-        )
-
-    @property
-    def has_penalties(self) -> bool:
-        off = self.repeat_penalty == 1 and not self.frequency_penalty and not self.presence_penalty
-        return self.repeat_last_n != 0 and not off
 
 
 class Sampler:
@@ -65,25 +30,31 @@ class Sampler:
     """
 
     def __init__(self, vocab: Vocab, params: SamplingParams) -> None:
-        """Raises InvalidOption for a penalty that llama.cpp refuses or a grammar it cannot parse,
+        """Raises InvalidOption for a bias of no token or a grammar that llama.cpp cannot parse,
         LibraryMissing or LibraryMismatch if a grammar is wanted and libkvmem_chat is not there."""
         llama: Any = import_binding()
         self._llama = llama
-        if params.repeat_penalty <= 0:
-            raise InvalidOption("--repeat-penalty", params.repeat_penalty, "must be greater than 0")
         drawn = params.seed in (-1, llama.LLAMA_DEFAULT_SEED)  # both mean "random" to llama.cpp's users
         self.seed = secrets.randbits(31) if drawn else params.seed
+        self._n_probs, self._after = params.n_probs, params.post_sampling_probs
         self._chain: Any = None
+        self._left: Any = None  # candidates that the samplers have left of the last choice
+        parts = sampler_chain.parts(llama, vocab, params, self.seed)
+        self._chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        for part in parts:
+            llama.llama_sampler_chain_add(self._chain, part)  # the chain owns it from here on
         grammar = params.grammar or None
         if isinstance(grammar, str):
             grammar = AnswerGrammar(grammar)
         self._constraint: Constraint | None = None
         if grammar or params.reasoning:
-            self._constraint = Constraint(vocab, grammar, params.reasoning)
-        self._chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-        for part in _parts(llama, vocab, params, self.seed):
-            llama.llama_sampler_chain_add(self._chain, part)  # the chain owns it from here on
-        self._is_argmax = params.temp <= 0 and not params.has_penalties and self._constraint is None
+            try:
+                self._constraint = Constraint(vocab, grammar, params.reasoning)
+            except BaseException:
+                self.close()
+                raise
+        is_free = self._constraint is None and not vocab.suppressed
+        self._is_argmax = params.is_argmax and is_free and not (self._n_probs and self._after)
         self._candidates = np.empty(vocab.n_tokens, dtype=_CANDIDATE)
         self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
 
@@ -106,8 +77,20 @@ class Sampler:
         constraint.restrict(ctypes.byref(array))
         return self._apply(array)
 
+    def probs(self, logits: F32, token: int, piece: Callable[[int], bytes]) -> TokenProbs:
+        """Probabilities of `token`, which was sampled from `logits` just now, and of the likeliest ones, as
+        `n_probs` and `post_sampling_probs` say. piece: the text of a token."""
+        if not self._after:
+            return token_probs.before_sampling(logits, token, self._n_probs, piece)
+        left = self._left
+        n_bytes = left.size * _CANDIDATE.itemsize
+        address = ctypes.cast(left.data, ctypes.c_void_p).value
+        rows = np.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=_CANDIDATE)
+        return token_probs.after_sampling(rows["id"], rows["p"], token, self._n_probs, piece)
+
     def accept(self, token: int, *, generated: bool = True) -> None:
-        """Tells penalties and grammar of a token; generated=False: one of the prompt, outside the grammar.
+        """Tells the samplers and the grammar of a token; generated=False: one of the
+        prompt, outside the grammar.
 
         Raises OutputMismatch if the grammar has no place for it; the answer must end then.
         """
@@ -116,7 +99,7 @@ class Sampler:
         self._llama.llama_sampler_accept(self._chain, token)
 
     def accept_prompt(self, tokens: Iterable[int]) -> None:
-        """Tells the penalties of the tokens before the answer."""
+        """Tells the samplers of the tokens before the answer; the newest `n_looked_at` are enough."""
         for token in tokens:
             self.accept(int(token), generated=False)
 
@@ -142,6 +125,7 @@ class Sampler:
 
     def _apply(self, array: Any) -> int:
         self._llama.llama_sampler_apply(self._chain, ctypes.byref(array))
+        self._left = array
         return int(array.data[array.selected].id)
 
     def _allowed(self, constraint: Constraint, token: int) -> bool:
@@ -153,30 +137,3 @@ class Sampler:
     def _array(self, candidates: Any) -> Any:
         data = candidates.ctypes.data_as(self._llama.llama_token_data_p)
         return self._llama.llama_token_data_array(data=data, size=len(candidates), selected=-1, sorted=False)
-
-
-def _parts(llama: Any, vocab: Vocab, params: SamplingParams, seed: int) -> list[Any]:
-    """The samplers in llama.cpp's default order (common/sampling.cpp)."""
-    parts = []
-    if params.has_penalties:
-        parts.append(
-            llama.llama_sampler_init_penalties(
-                vocab.n_tokens,
-                params.repeat_last_n,
-                params.repeat_penalty,
-                params.frequency_penalty,
-                params.presence_penalty,
-            )
-        )
-    if params.temp <= 0:
-        return [*parts, llama.llama_sampler_init_greedy()]
-    if params.top_k > 0:
-        parts.append(llama.llama_sampler_init_top_k(params.top_k))
-    if params.typical_p < 1:
-        parts.append(llama.llama_sampler_init_typical(params.typical_p, 1))
-    if params.top_p < 1:
-        parts.append(llama.llama_sampler_init_top_p(params.top_p, 1))
-    if params.min_p > 0:
-        parts.append(llama.llama_sampler_init_min_p(params.min_p, 1))
-    parts.append(llama.llama_sampler_init_temp(params.temp))
-    return [*parts, llama.llama_sampler_init_dist(seed)]

@@ -77,7 +77,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """There is a task to advance or to cancel; the others wait for the readers of their events."""
-        return any(run.ready or run.task.cancel_requested for run in self._running)
+        return any(run.ready or run.has_waited or run.task.cancel_requested for run in self._running)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Calls `observer` after every batch, on the owner thread -> a function that ends this.
@@ -102,6 +102,8 @@ class Scheduler:
         """Cancels who asked for it, then evaluates one batch -> False if there was nothing to evaluate."""
         for run in [run for run in self._running if run.task.cancel_requested]:
             run.throw_out(Cancelled())
+        for run in [run for run in self._running if run.has_waited]:
+            run.send(Decoded(0, np.empty(0, dtype=np.int32), None))
         pieces = self._compose()
         if not pieces:
             return False
@@ -129,7 +131,7 @@ class Scheduler:
         self._on_end(run.task)
 
     def _compose(self) -> list[_Piece]:
-        ready = [(run, run.request) for run in self._running if run.ready and run.request is not None]
+        ready = [(run, run.request) for run in self._running if run.ready and isinstance(run.request, Decode)]
         candidates = [
             Candidate(len(request.tokens), request.phase is Phase.DECODE, run.last_served)
             for run, request in ready
@@ -138,7 +140,8 @@ class Scheduler:
         pieces = []
         for index, n in compose(candidates, self._batch.capacity):
             run, request = ready[index]
-            pieces.append(_Piece(run, request, n, self._batch.add(request, n)))
+            first = self._batch.add(request, n, every=run.task.on_logits is not None)
+            pieces.append(_Piece(run, request, n, first))
         return pieces
 
     def _evaluate(self, pieces: Sequence[_Piece]) -> Exception | None:
@@ -175,6 +178,9 @@ class Scheduler:
 
     def _decoded(self, piece: _Piece) -> Decoded:
         request, n = piece.request, piece.n
+        if piece.run.task.on_logits is not None:
+            rows_of = [self._decoder.logits(piece.first + i) for i in range(n)]
+            piece.run.task.on_logits(request.phase, rows_of)
         n_rows = n if self._hooks is not None else 0
         rows = np.arange(piece.first, piece.first + n_rows, dtype=np.int32)
         if not request.logits or n < len(request.tokens):

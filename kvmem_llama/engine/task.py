@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
 from .events import CAPACITY, EventQueue
-from .requests import TaskGenerator
+from .requests import F32, Phase, TaskGenerator
 from .sequences import Resident
 
 T = TypeVar("T")
@@ -44,6 +44,9 @@ class Task(Generic[T]):
         self.make = make
         self.resident = resident
         self.seq = -1  # sequence id while running
+        # Set by its generator: called with the logits of every token of each of its batches, [n_vocab] each,
+        # which are valid within the call only.
+        self.on_logits: Callable[[Phase, Sequence[F32]], None] | None = None
         self.state = TaskState.QUEUED
         self._events = EventQueue(wake, event_capacity)
         self._on_event = on_event
@@ -54,6 +57,8 @@ class Task(Generic[T]):
         self._result: T | None = None
         self._error: BaseException | None = None
         self._owner: int | None = None  # identity of the thread that runs it
+        self._ending = threading.Lock()  # of the next one; held for an instant only
+        self._when_done: list[Callable[[], None]] = []
 
     @property
     def done(self) -> bool:
@@ -91,6 +96,10 @@ class Task(Generic[T]):
         self._stop.set()
         self._wake()
 
+    def wake(self) -> None:
+        """Makes the owner thread look whether what the task waits for has come."""
+        self._wake()
+
     @property
     def stop_requested(self) -> bool:
         return self._stop.is_set()
@@ -102,6 +111,27 @@ class Task(Generic[T]):
     def events(self) -> Iterator[object]:
         """Events of the task as they come, until it ends. One reader at a time."""
         return self._events.read()
+
+    def watch_events(self, told: Callable[[], None]) -> None:
+        """As `events`, for a reader that must not wait: `told` is called, by any thread, when `take_events`
+        has something to take after it had nothing, and when the task ends. Until `unwatch_events`."""
+        self._events.watch(told)
+
+    def take_events(self) -> tuple[list[object], bool]:
+        """All events there are now -> (events, none will follow)."""
+        return self._events.take()
+
+    def unwatch_events(self) -> None:
+        self._events.unwatch()
+
+    def when_done(self, told: Callable[[], None]) -> None:
+        """Calls `told` once, when the task has ended: at once, or on the thread that ends it. It must be
+        quick and raise nothing."""
+        with self._ending:
+            if not self.done:
+                self._when_done.append(told)
+                return
+        told()
 
     @property
     def n_events_dropped(self) -> int:
@@ -136,4 +166,8 @@ class Task(Generic[T]):
         self.state = TaskState.DONE
         self.seq = -1
         self._events.close()
-        self._finished.set()
+        with self._ending:
+            self._finished.set()
+            told, self._when_done = self._when_done, []
+        for call in told:
+            call()

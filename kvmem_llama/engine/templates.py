@@ -13,6 +13,7 @@ Messages, tools and deltas are those of OpenAI's chat completions API.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,9 @@ class TemplateOptions:
     reasoning_format: str = "auto"  # "none": reasoning stays in the content; else it is a part of its own
     enable_thinking: bool = True  # templates that cannot switch it ignore it
     template_kwargs: JsonObject = field(default_factory=dict)  # variables of the template
+    force_pure_content: bool = False  # the answer is content, whatever it looks like
+    reasoning_budget: int = -1  # most tokens of reasoning; -1: no limit
+    reasoning_budget_message: str = ""  # forced before the end of a reasoning that is cut
 
     def request(self, messages: Sequence[JsonObject]) -> dict[str, object]:
         """The JSON that libkvmem_chat takes."""
@@ -58,6 +62,7 @@ class TemplateOptions:
             "reasoning_format": self.reasoning_format,
             "enable_thinking": self.enable_thinking,
             "chat_template_kwargs": self.template_kwargs,
+            "force_pure_content": self.force_pure_content,
         }
 
 
@@ -66,18 +71,18 @@ class AppliedTemplate:
     """A rendered conversation, and all that is needed to sample and to read the answer to it."""
 
     prompt: str
-    generation_prompt: str  # the end of `prompt` that begins the answer; the parser reads it, too
-    grammar: AnswerGrammar | None
-    additional_stops: tuple[str, ...]  # texts at which the answer ends
-    preserved_tokens: tuple[str, ...]  # control tokens that the text of the answer must hold
-    supports_thinking: bool
-    thinking_start_tag: str  # "" if the template knows none
-    thinking_end_tags: tuple[str, ...]
-    format: int  # enum common_chat_format
-    format_name: str
-    parser: str  # how the answer is read, serialized
-    message_delimiters: tuple[tuple[str, str], ...]  # (role, text that begins its messages)
-    is_continuation: bool
+    generation_prompt: str = ""  # the end of `prompt` that begins the answer; the parser reads it, too
+    grammar: AnswerGrammar | None = None
+    additional_stops: tuple[str, ...] = ()  # texts at which the answer ends
+    preserved_tokens: tuple[str, ...] = ()  # control tokens that the text of the answer must hold
+    supports_thinking: bool = False
+    thinking_start_tag: str = ""  # "" if the template knows none
+    thinking_end_tags: tuple[str, ...] = ()
+    format: int = 0  # enum common_chat_format
+    format_name: str = "Content-only"
+    parser: str = ""  # how the answer is read, serialized; "": all of it is content
+    message_delimiters: tuple[tuple[str, str], ...] = ()  # (role, text that begins its messages)
+    is_continuation: bool = False
 
     @property
     def thinking_forced_open(self) -> bool:
@@ -103,9 +108,9 @@ class AppliedTemplate:
 
         A grammar that waits for a trigger needs one without a budget, too: it must not see the reasoning.
         """
-        limit = self.reasoning_limit(budget, message)
-        if budget < 0 and not (self.grammar and self.grammar.lazy):
-            limit = None
+        limit = params.reasoning
+        if budget >= 0 or (limit is None and self.grammar and self.grammar.lazy):
+            limit = self.reasoning_limit(budget, message)
         return replace(params, grammar=self.grammar or params.grammar, reasoning=limit)
 
     def open_parser(self, *, echo: bool = False) -> AnswerParser:
@@ -119,6 +124,10 @@ class AppliedTemplate:
                 "echo": echo,
             }
         )
+
+
+CONTENT_ONLY: Final = AppliedTemplate("")
+"""No template: all of the answer is content."""
 
 
 class ChatTemplates:
@@ -138,6 +147,7 @@ class ChatTemplates:
         Raises TemplateUnsupported for one that cannot be parsed, LibraryMissing or LibraryMismatch.
         """
         self._shim = chat_shim.load()
+        self._lock = threading.Lock()  # of the handle: nobody may close it while it is used
         self._handle: Any = None
         request = {"template": template, "bos_token": bos_token, "eos_token": eos_token}
         self._handle, facts = self._shim.open_templates(model.pointer if model else None, request)
@@ -151,22 +161,17 @@ class ChatTemplates:
     @classmethod
     def from_file(cls, model: Model | None, path: str | Path) -> Self:
         """With the template in a file. Raises InputError for one that cannot be read."""
-        try:
-            template = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"template {str(path)!r}", str(error)) from error
-        if not template.strip():
-            raise InputError(f"template {str(path)!r}", "it is empty", hint="Give a jinja chat template.")
-        return cls(model, template)
+        return cls(model, read_template(path))
 
     def apply(
         self, messages: Sequence[JsonObject], options: TemplateOptions | None = None
     ) -> AppliedTemplate:
         """The prompt for the next answer. Raises InvalidRequest or TemplateUnsupported."""
-        if self._handle is None:
-            raise EngineClosed("the chat templates are closed", hint="Open them again.")
         options = options or TemplateOptions()
-        applied = self._shim.apply(self._handle, options.request(messages))
+        with self._lock:
+            if self._handle is None:
+                raise EngineClosed("the chat templates are closed", hint="Open them again.")
+            applied = self._shim.apply(self._handle, options.request(messages))
         return AppliedTemplate(
             prompt=applied["prompt"],
             generation_prompt=applied["generation_prompt"],
@@ -185,15 +190,27 @@ class ChatTemplates:
 
     def close(self) -> None:
         """Idempotent."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._shim.close_templates(handle)
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._shim.close_templates(handle)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_template(path: str | Path) -> str:
+    """The jinja text of a file. Raises InputError for one that cannot be read."""
+    try:
+        template = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"template {str(path)!r}", str(error)) from error
+    if not template.strip():
+        raise InputError(f"template {str(path)!r}", "it is empty", hint="Give a jinja chat template.")
+    return template
 
 
 def json_schema_to_grammar(schema: object) -> str:

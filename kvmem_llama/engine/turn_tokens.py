@@ -19,7 +19,12 @@ class TurnTokens:
 
     tokens: I32
     scored: NDArray[np.bool_]  # the token lies inside a span and is not a control token
-    question: int  # index of the first token of the last span; n without spans
+    starts: tuple[int, ...] = ()  # index of the first token of every span
+
+    @property
+    def question(self) -> int:
+        """Index of the first token of the last span; n without spans."""
+        return self.starts[-1] if self.starts else len(self.tokens)
 
 
 def tokenize_turn(
@@ -71,8 +76,8 @@ def _marked(
     unique, where = np.unique(tokens, return_inverse=True)
     control = np.fromiter((vocab.is_control(int(token)) for token in unique), np.bool_, len(unique))
     inside[:n_front] = False
-    question = int(np.searchsorted(ends, edges[-1][0], side="right")) if edges else len(tokens)
-    return TurnTokens(tokens, inside & ~control[where], max(question, n_front))
+    begun = np.searchsorted(ends, [start for start, _ in edges], side="right")
+    return TurnTokens(tokens, inside & ~control[where], tuple(np.maximum(begun, n_front).tolist()))
 
 
 def _byte_edges(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -28,6 +28,11 @@ class Vocab:
         self.eot: int = llama.llama_vocab_eot(pointer)
         self.add_bos: bool = bool(llama.llama_vocab_get_add_bos(pointer)) and self.bos >= 0
         self._pieces: dict[int, bytes] = {}
+        n = ctypes.c_int32()
+        never = llama.llama_vocab_get_suppress_tokens(pointer, ctypes.byref(n))
+        self.suppressed = tuple(int(never[i]) for i in range(n.value))
+        """Tokens that, by the model's file, are never to be chosen."""
+        self._eogs: tuple[int, ...] | None = None
 
     @property
     def pointer(self) -> int:
@@ -88,6 +93,13 @@ class Vocab:
     def is_eog(self, token: int) -> bool:
         """The model ends its generation with this token (EOS, EOT and the like)."""
         return bool(self._llama.llama_vocab_is_eog(self.pointer, token))
+
+    @property
+    def eogs(self) -> tuple[int, ...]:
+        """All tokens that end a generation, ascending."""
+        if self._eogs is None:
+            self._eogs = tuple(token for token in range(self.n_tokens) if self.is_eog(token))
+        return self._eogs
 
     def is_control(self, token: int) -> bool:
         """A token that stands for structure, not for text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -16,7 +17,12 @@ class AnswerText:
         self._n_released = 0  # characters
         self._held = ""
         self._starts: list[int] = []  # of each token, in characters of the answer
-        self.stopped = False
+        self.stopping_word = ""  # the stop string that ended the answer
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete."""
+        return bool(self.stopping_word)
 
     @property
     def text(self) -> str:
@@ -26,8 +32,12 @@ class AnswerText:
     @property
     def n_kept(self) -> int:
         """Tokens that begin before the stop string; all of them without one."""
-        end = self._n_released + len(self._held)
-        return sum(start < end for start in self._starts) if self.stopped else len(self._starts)
+        return self.n_released if self.stopped else len(self._starts)
+
+    @property
+    def n_released(self) -> int:
+        """Tokens that the text released so far has a character of, and those before them."""
+        return bisect_left(self._starts, self._n_released)
 
     def push(self, piece: bytes) -> str:
         """The bytes of one more token -> text released by it; `stopped` says if it completed a stop."""
@@ -36,10 +46,11 @@ class AnswerText:
         if not self._stop:
             text, self._held = self._held, ""
             return self._release(text)
-        found = [i for i in (self._held.find(s) for s in self._stop) if i >= 0]
+        found = [(at, i) for i, at in enumerate(self._held.find(s) for s in self._stop) if at >= 0]
         if found:
-            self.stopped = True
-            text, self._held = self._held[: min(found)], ""
+            at, i = min(found)
+            self.stopping_word = self._stop[i]
+            text, self._held = self._held[:at], ""
             return self._release(text)
         n_hold = max((_overlap(self._held, s) for s in self._stop), default=0)
         text, self._held = self._held[: len(self._held) - n_hold], self._held[len(self._held) - n_hold :]

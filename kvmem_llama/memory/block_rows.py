@@ -83,9 +83,17 @@ class BlockRows(ABC):
         self._check(record, count)
         if not 0 <= number < len(self):
             raise IndexError(f"no row {number} among {len(self)}")
-        n_rows = min(len(self) - (number >> self.chunk_shift << self.chunk_shift), 1 << self.chunk_shift)
-        self._write(number, record, count, n_rows=n_rows)
+        self._write(number, record, count, n_rows=self._n_rows(number))
         self._counts[number] = count
+
+    def take(self, other: Self, number: int) -> None:
+        """Row `number` becomes that of another index of the same kind."""
+        chunk, row = self._owned(number, self._n_rows(number))
+        source = other.chunks[number >> self.chunk_shift]
+        for first, n in self._spans():
+            at = (first << self.chunk_shift) + row * n
+            chunk[at : at + n] = source[at : at + n]
+        self._counts[number] = other._counts[number]
 
     def restore(self, chunks: Sequence[NDArray[Any]], counts: NDArray[np.int32]) -> None:
         """An empty index takes over rows as they were stored. counts: tokens of each block, 0 for
@@ -136,12 +144,21 @@ class BlockRows(ABC):
             raise ValueError(f"a record of {record.nbytes} bytes, the layout has {self._record_nbytes}")
 
     def _write(self, number: int, record: U8, count: int, n_rows: int | None = None) -> None:
-        """n_rows: of the chunk, that are to stay if it has to be copied; None: those before this one."""
+        """n_rows: see _owned."""
+        self._put(record, count, *self._owned(number, n_rows))
+
+    def _owned(self, number: int, n_rows: int | None = None) -> tuple[NDArray[Any], int]:
+        """The chunk of a row that no other index reads, and the row in it. n_rows: of the chunk, that are to
+        stay if it has to be copied; None: those before this one."""
         chunk, row = number >> self.chunk_shift, number & ((1 << self.chunk_shift) - 1)
         if not self._own[chunk]:
             self.chunks[chunk] = self._copy(self.chunks[chunk], row if n_rows is None else n_rows)
             self._own[chunk] = True
-        self._put(record, count, self.chunks[chunk], row)
+        return self.chunks[chunk], row
+
+    def _n_rows(self, number: int) -> int:
+        """Rows in the chunk of this one."""
+        return min(len(self) - (number >> self.chunk_shift << self.chunk_shift), 1 << self.chunk_shift)
 
     def _copy(self, chunk: NDArray[Any], n_rows: int) -> NDArray[Any]:
         """A chunk with the same first `n_rows` rows; memory of the others is not touched."""

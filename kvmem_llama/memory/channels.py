@@ -16,16 +16,29 @@ SPREAD: Final[Mapping[str, float]] = {"lexical": 0.5, "heads": 0.5}
 """By channel: share of a block's score that its neighbours get, none where it is not named. 32 tokens are
 less than most statements."""
 
-SHARES: Final[Mapping[str, float]] = {"heads": 0.2, "lexical": 0.4}
-WEIGHTS: Final[Mapping[str, float]] = {"heads": 0.5, "lexical": 0.5}
+SHARES: Final[Mapping[str, float]] = {"heads": 0.2, "lexical": 0.5}
+WEIGHTS: Final[Mapping[str, float]] = {"heads": 0.4, "lexical": 0.6}
 """Shares and weights of the fused score of a calibrated model, see retrieval.fuse. They are chosen by the
 annotated questions of docs/retrieval.md, not for each model: questions that a calibration can make up by
 itself do not show what words add."""
+
+STRANGE: Final = 0.1
+STRANGE_SHARES: Final[Mapping[str, float]] = {"heads": 0.6, "lexical": 0.1}
+"""Shares for a question whose words the history hardly has: no block holds more than a tenth of it, by the
+weight of its words. What words find then is mostly chance."""
 
 UNCALIBRATED: Final[Mapping[str, float]] = {"lexical": 0.95, "mean_k": 0.05}
 """The shares of a model without a calibration, and the weights by which its scores are shown."""
 
 NOT_CALIBRATED: Final = "not calibrated: lexical + mean_k; run kvmem calibrate MODEL"
+
+
+def shares_for(shares: Mapping[str, float], known: float) -> Mapping[str, float]:
+    """`shares`, or those for a question of strange words.
+
+    known: how much of the question, by the weight of its words, the best candidate holds: 0 .. 1.
+    """
+    return STRANGE_SHARES if known < STRANGE and set(shares) == set(STRANGE_SHARES) else shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,13 @@ def look_back(
 
 def _add_user(session: Session, past: PastStep, rows: QueryBuffer) -> TaskGenerator[None]:
     """The rows are kept for the next step: while a tool is at work, many steps have no text of a user."""
-    pins, kept = tuple(session.history.pins), session.user_rows
-    if (
-        kept is None or kept[0] is not past or kept[1] != pins
-    ):  # what it was made of, and the view it was over
+    kept = session.user_rows
+    made = (tuple(session.history.pins), session.options.query_user)  # over which view, and how many
+    if kept is None or kept[0] is not past or kept[1] != made:
         own = QueryBuffer(session.layers)
-        start, end = newest_of(past, session.settings.query_user)
+        start, end = newest_of(past, session.options.query_user)
         yield from _add(session, start, np.ones(end - start, dtype=np.bool_), own)
-        kept = session.user_rows = (past, pins, own)
+        kept = session.user_rows = (past, made, own)
     rows.take(kept[2])
 
 

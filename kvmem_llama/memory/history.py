@@ -57,6 +57,7 @@ class History:
         self.table = BlockTable(block)
         self.orphans = Orphans(store)
         self.pins: list[tuple[int, int]] = []
+        self._orphans_pins: list[tuple[int, int]] = []  # the pins there were when the orphans were read
         self.steps = PastSteps()
         self.n_committed = 0
         self._record_nbytes = record_nbytes
@@ -86,6 +87,7 @@ class History:
         ahead = [
             (Block(TokenPos(block.start), len(block.ids), block.ref), block.ids) for block in restored.ahead
         ]
+        self._orphans_pins = list(self.pins)
         self.orphans.put(ahead)
         if self.ledger is not None:
             self.ledger.restored(restored.ahead)
@@ -175,9 +177,11 @@ class History:
 
     def adopt(self, end: int) -> int:
         """Takes blocks that a cancelled step had read, as far as they hold the tokens before `end`
-        -> number of tokens, from `n_committed` on, that need not be read."""
+        -> number of tokens, from `n_committed` on, that need not be read. None, if the pins have changed
+        since: what was read attended to other blocks."""
         first = self.table.n_complete * self.block
-        found = self.orphans.match(self.tokens(first, end), first, end)
+        is_same = self.pins == self._orphans_pins
+        found = self.orphans.match(self.tokens(first, end), first, end) if is_same else []
         while found:
             try:
                 self._list(found[0], self.store.get(found[0].ref))
@@ -234,6 +238,9 @@ class History:
         if self._replaced is not None:
             self._list(*self._replaced)
             self._replaced = None
+        if run and self.pins != self._orphans_pins:
+            self.orphans.clear()
+            self._orphans_pins = list(self.pins)
         self.orphans.put(run)
         self.recomputed.clear()
         self._tail.drop_from(0)
@@ -340,7 +347,26 @@ class History:
             is_known = block.end <= self.n_committed and (self._rewrites is None or block.count == self.block)
             if self.ledger is not None and is_known:
                 mean_k, tokens = self.indexes.mean_k in missing, self.indexes.tokens in missing
-                self.ledger.recomputed(block, record, mean_k=mean_k, tokens=tokens)
+                if not self.ledger.recomputed(block, record, mean_k=mean_k, tokens=tokens):
+                    record = self.recomputed[start] = self.store.get(block.ref)
+                    for index in missing:
+                        index.replace(number, record, block.count)
+
+    def take_rows(self, other: History) -> None:
+        """Index rows that this history lacks, of blocks that it shares with another one where they were
+        computed again."""
+        n = 0
+        for mine, theirs in zip(self.table, other.table, strict=False):
+            if mine.ref != theirs.ref:
+                break
+            n += 1
+        for index, source in zip(self.indexes, other.indexes, strict=True):
+            for number in np.flatnonzero((index.counts[:n] == 0) & (source.counts[:n] > 0)).tolist():
+                index.take(source, number)
+        if self.indexes.mean_k is not None and other.indexes.mean_k is not None:
+            for number in [i for i in self.unscored if i < n and i not in other.unscored]:
+                self.indexes.mean_k.take(other.indexes.mean_k, number)
+                self.unscored.remove(number)
 
     @property
     def n_without_rows(self) -> int:

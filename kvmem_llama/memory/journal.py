@@ -63,9 +63,12 @@ class Journal(Protocol):
 
     def recomputed(
         self, number: int, ref: RecordRef, mean: F16 | None = None, token_row: U8 | None = None
-    ) -> None:
+    ) -> bool:
         """The record of a block was lost, and has been computed again under the same reference. mean,
-        token_row: its rows of the indexes, where these were lost, too."""
+        token_row: its rows of the indexes, where these were lost, too.
+
+        -> False if a fork that shares the block was faster: the reference names the record that it has
+        computed, and there are index rows of that one."""
         ...
 
     def close(self) -> None:
@@ -106,8 +109,8 @@ class NoJournal:
 
     def recomputed(
         self, number: int, ref: RecordRef, mean: F16 | None = None, token_row: U8 | None = None
-    ) -> None:
-        pass
+    ) -> bool:
+        return True
 
     def close(self) -> None:
         pass

@@ -123,12 +123,12 @@ class Ledger:
         self.forget()
         self._ahead = []
 
-    def recomputed(self, block: Block, record: Record, *, mean_k: bool, tokens: bool) -> None:
+    def recomputed(self, block: Block, record: Record, *, mean_k: bool, tokens: bool) -> bool:
         """The record of a committed block was lost, and has been computed again under the same reference.
-        mean_k, tokens: its row of that index was lost, too."""
+        mean_k, tokens: its row of that index was lost, too. -> see Journal.recomputed"""
         mean = self._mean_of(record, block.count) if mean_k else None
         row = self._token_row(record, block.count) if tokens else None
-        self.journal.recomputed(block.start // self._block, block.ref, mean, row)
+        return self.journal.recomputed(block.start // self._block, block.ref, mean, row)
 
     def forget(self) -> None:
         """What came after the last commit is part of it, or gone."""

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import InputError, InvalidOption
-from kvmem_llama.native.layout import I32
+from kvmem_llama.native.layout import F32, I32
 from kvmem_llama.settings import Settings
 
+from .recall_params import RecallParams
+
 I64 = NDArray[np.int64]
+LogitsProcessor: TypeAlias = Callable[[I32, F32], F32]
+"""Called with all tokens so far and a copy of the logits after them, [n_vocab] -> logits to sample from."""
+StoppingCriterion: TypeAlias = Callable[[I32, F32], bool]
+"""Called with all tokens so far and the logits after them, [n_vocab] -> the answer ends here."""
 
 _GAP: Final = 32  # tokens; texts with less between them count as one
 _HINT: Final = "Give a flat sequence of token ids of this model."
+
+
+class Hand(Protocol):
+    """Chooses the tokens of an answer one by one, elsewhere and in its own time. Owner thread only."""
+
+    def offer(self, logits: F32) -> None:
+        """The next token is wanted; logits to choose it from, [n_vocab], valid within the call."""
+        ...
+
+    def has_chosen(self) -> bool: ...
+
+    def take(self) -> int | None:
+        """The token that was chosen, once; None: the answer ends here."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +53,12 @@ class StepRequest:
     stop: Sequence[str] = ()
     kind: str = "step"  # what a durable workspace remembers it as; 'ask': a turn of its conversation
     user: NDArray[np.bool_] | None = None  # [n] a user's text rather than a tool's; None: all scored tokens
+    recall: RecallParams | None = None  # how it recalls; None: as the engine's options say
+    preserved: frozenset[int] = frozenset()  # control tokens whose text the answer's text holds
+    logits_processors: tuple[LogitsProcessor, ...] = ()  # one after the other, on the owner thread
+    stopping_criteria: tuple[StoppingCriterion, ...] = ()  # before each token, on the owner thread
+    every_token: bool = False  # a TextPiece for each token, also where it adds no text yet
+    hand: Hand | None = None  # who chooses the tokens of the answer, instead of a sampler
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
@@ -42,6 +68,10 @@ class StepRequest:
             raise ValueError(f"{n} tokens, {len(self.scored)} marks, query from {self.query_start}")
         if self.user is not None and len(self.user) != n:
             raise ValueError(f"{n} tokens, {len(self.user)} marks of a user's text")
+
+    def options(self, settings: Settings) -> Settings:
+        """The engine's settings, with what this step has chosen anew."""
+        return settings if self.recall is None else self.recall.over(settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,18 +39,20 @@ def recall(
     """
     history, view = session.history, session.view
     candidates = frame.candidates()
-    ranking = session.retriever.rank(query, history, candidates, frame.n_select, session.selected)
-    score_s = watch.lap("recall_s")
+    ranking = session.retriever.rank(
+        query, history, candidates, frame.n_select, session.selected, options=session.options
+    )
+    score_s = watch.lap("score_s")
     selected = ranking.selected
     tiers = {start: tier_of(session, start) for start in {*frame.why, *(selected * frame.block).tolist()}}
     session.selected = frozenset(selected.tolist())
     history.recalled(int(number) for number in selected)
-    select_s = watch.lap("recall_s")
+    select_s = watch.lap("select_s")
 
     target = session.target(frame.parts(selected), end)
     stayed = {placed.part.start for placed in target.placed}
     here = [(r.part.start, r.position) for r in view if r.part.start < frame.replay_start]
-    spans = spans_to_refresh(ranking.best, session.settings.refresh // frame.block)
+    spans = spans_to_refresh(ranking.best, session.options.refresh // frame.block)
     noop = not spans and here == [(placed.part.start, placed.position) for placed in target.placed]
     recomputed: frozenset[int] = frozenset()
     skip_replay = noop and session.settings.replay_shortcut
@@ -63,7 +65,7 @@ def recall(
         recomputed = yield from reach(session, target, rebuild=False, may_stop=tail is None)
         if recomputed:
             stayed.clear()
-    apply_s, refresh_s = watch.lap("recall_s"), 0.0
+    apply_s, refresh_s = watch.lap("apply_s"), 0.0
     if spans:
         yield from refresh(session, target, spans, may_stop=tail is None)
         refresh_s = watch.lap("refresh_s")
@@ -94,6 +96,7 @@ def recall(
         timings=RecallTimings(score_s, select_s, apply_s, replay_s, refresh_s),
         noop=noop,
         mid_answer=tail is not None,
+        n_replayed=0 if skip_replay else n_replay,
     )
     session.link.emit(Recalled(report))
     return report, logits

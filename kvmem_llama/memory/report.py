@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from kvmem_llama.engine.token_probs import TokenProbs as TokenProbs
 
 from .positions import TokenPos, ViewPos
+from .usage import Timings, Usage
+
+if TYPE_CHECKING:
+    from kvmem_llama.engine.answer_parser import MessageDelta, ParsedMessage
 
 Why: TypeAlias = Literal["sink", "pinned", "selected", "recent", "query"]
 Tier: TypeAlias = Literal["device", "host", "disk", "tokens"]
 """Where the rows of a block are: in cells (hidden ones included), in RAM, on disk; or lost, and only its
 token ids are left."""
 FinishReason: TypeAlias = Literal["stop", "length", "truncated"]
+StopType: TypeAlias = Literal["eos", "limit", "word", "none"]
+"""What ended an answer, in llama-server's words; none: whoever asked for it, or a criterion of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +74,12 @@ class RecallReport:
     noop: bool  # the view did not change
     mid_answer: bool
     n_held: int = 0  # selected blocks that are there only because they were selected before
+    n_replayed: int = 0  # tokens that were evaluated once more, over the new view
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step has done. `timings` in seconds: read_s, query_s, recall_s, replay_s, decode_s, total_s."""
+    """What a step has done."""
 
     text: str  # of the answer, without the stop string
     tokens: tuple[int, ...]  # of the answer as it stands in the history, the end token included
@@ -79,10 +88,15 @@ class StepResult:
     n_query: int
     n_generated: int
     n_reused: int  # tokens that a cancelled step had read
-    timings: Mapping[str, float]
+    timings: Timings
     recalls: tuple[RecallReport, ...] = ()
     n_cached: int = 0  # tokens of the history that were there before, and stay
     n_carried: int = 0  # tokens whose rows were taken over from where the same tokens stood before an edit
+    stop_type: StopType = "none"
+    stopping_word: str = ""  # the stop string that ended the answer
+    probs: tuple[TokenProbs, ...] = ()  # of the answer's tokens but an end token, with n_probs only
+    end_probs: TokenProbs | None = None  # of the end token, likewise
+    message: ParsedMessage | None = None  # of an answer in the chat template
 
     @property
     def n_prompt(self) -> int:
@@ -93,6 +107,20 @@ class StepResult:
     def n_evaluated(self) -> int:
         """Tokens before the answer that were new; those of the query that were replayed count once."""
         return self.n_read + self.n_query
+
+    @property
+    def usage(self) -> Usage:
+        recalled = {block.start: block.count for r in self.recalls for block in r.blocks if block.rank}
+        return Usage(
+            prompt=self.n_prompt,
+            cached=self.n_cached,
+            reused=self.n_reused,
+            carried=self.n_carried,
+            evaluated=self.n_evaluated,
+            generated=self.n_generated,
+            recalled=sum(recalled.values()),
+            replayed=sum(report.n_replayed for report in self.recalls),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +139,23 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text of the answer. `token` is the one that completed it; None when held-back text is released last."""
+    """Text of the answer. `token` is the one that completed it; None when held-back text is released last.
+
+    probs: of the tokens that became part of the text with it, with `n_probs` only. All pieces together have
+    those of all tokens, each once and in order. Where tokens without text come last, the text is empty;
+    with `every_token` it also is where a token adds none yet.
+    """
 
     text: str
     token: int | None
+    probs: tuple[TokenProbs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePiece:
+    """What the texts before it added to the message of an answer in the chat template."""
+
+    delta: MessageDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +163,4 @@ class Finished:
     result: StepResult
 
 
-Event: TypeAlias = Progress | Recalled | TextPiece | Finished
+Event: TypeAlias = Progress | Recalled | TextPiece | MessagePiece | Finished

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmem_llama.native.layout import I32, LayerInfo
+from kvmem_llama.settings import Settings
 
-from .channels import SPREAD, Channels
+from .channels import SPREAD, Channels, shares_for
 from .heads import HeadGroup, head_groups
 from .indexes import Indexes
 from .scoring import BlockScorer, QueryRows
@@ -60,6 +61,8 @@ class Ranking:
     """By channel: indices of the candidates that it gave a score, from the best on."""
     own: Mapping[str, F64] = field(default_factory=dict)
     """By channel: the scores of the candidates without what their neighbours gave them; 0: none."""
+    changed: frozenset[str] = frozenset()
+    """Channels whose order is not that of the candidates' own scores."""
     held: frozenset[int] = frozenset()
     """Block numbers among the best that are there only because they were in the view before."""
 
@@ -74,7 +77,11 @@ class Ranking:
 
     def own_ranks(self) -> dict[int, dict[str, int]]:
         """As `ranks`, by the block's own score alone."""
-        return self._ranks({name: _found(scores, self.candidates) for name, scores in self.own.items()})
+        orders = {
+            name: _found(scores, self.candidates) if name in self.changed else self.orders[name]
+            for name, scores in self.own.items()
+        }
+        return self._ranks(orders)
 
     def _ranks(self, orders: Mapping[str, I64]) -> dict[int, dict[str, int]]:
         out: dict[int, dict[str, int]] = {int(number): {} for number in self.best}
@@ -122,26 +129,38 @@ class Retriever:
         return f"{names}@{self.channels.calibration_id}" if self.channels.calibration else names
 
     def rank(
-        self, query: Query, history: Searchable, candidates: I64, n: int, in_view: Iterable[int] = ()
+        self,
+        query: Query,
+        history: Searchable,
+        candidates: I64,
+        n: int,
+        in_view: Iterable[int] = (),
+        options: Settings | None = None,
     ) -> Ranking:
         """The best `n` of the candidates, or all of them if there are fewer.
 
         candidates: numbers of complete blocks, strictly ascending. in_view: numbers of blocks that were
         selected before; with stickiness they get a bonus in every channel, and displace no block whose score
-        is more than that above theirs.
+        is more than that above theirs. options: `stickiness` and `scan_limit` of this search; None: those of
+        the retriever.
         """
+        stickiness = self._stickiness if options is None else options.stickiness
+        scan_limit = self._scan_limit if options is None else options.scan_limit
         if not len(candidates) or n <= 0:
             return Ranking(candidates, candidates[:0], np.zeros(0))
-        own = self._own(query, history, candidates)
+        own, known = self._own(query, history, candidates, scan_limit)
         channels = {name: self._spread(name, every)[candidates] for name, every in own.items()}
-        orders, best = self._best(channels, candidates, n)
+        shares = shares_for(self.channels.shares, known)
+        orders, best = self._best(channels, candidates, shares, n)
+        changed = {name for name in own if self.channels.spread.get(name)}
         held: frozenset[int] = frozenset()
-        stays = np.isin(candidates, np.fromiter(in_view, np.int64)) if self._stickiness else None
+        stays = np.isin(candidates, np.fromiter(in_view, np.int64)) if stickiness else None
         if stays is not None and stays.any():
             without = set(best.tolist())
             for scores in channels.values():
-                scores[stays] *= 1 + self._stickiness
-            orders, best = self._best(channels, candidates, n)
+                scores[stays] *= 1 + stickiness
+            orders, best = self._best(channels, candidates, shares, n)
+            changed = set(own)
             held = frozenset(int(candidates[i]) for i in best if i not in without and stays[i])
         return Ranking(
             candidates,
@@ -149,24 +168,33 @@ class Retriever:
             self._total(channels)[best],
             orders,
             {name: every[candidates] for name, every in own.items()},
+            frozenset(changed),
             held,
         )
 
-    def _own(self, query: Query, history: Searchable, candidates: I64) -> dict[str, F64]:
-        """By channel: the scores of all blocks up to the last candidate or beyond, 0 where it has none."""
+    def _own(
+        self, query: Query, history: Searchable, candidates: I64, scan_limit: int
+    ) -> tuple[dict[str, F64], float]:
+        """By channel: the scores of all blocks up to the last candidate or beyond, 0 where it has none; and
+        how much of the query, by the weight of its words, the best candidate holds: 0 .. 1."""
         own: dict[str, F64] = {}
+        known = 1.0
         if "lexical" in self.channels:
-            own["lexical"] = history.texts.scores(query.text, history.tokens, history.n_complete)
+            own["lexical"], most = history.texts.search(query.text, history.tokens, history.n_complete)
+            known = float(own["lexical"][candidates].max()) / (most or 1.0)
         if "mean_k" in self.channels:
             own["mean_k"] = _of_all(self._mean_k(query, history, candidates), candidates)
         if "heads" in self.channels:
-            own["heads"] = _of_all(self._heads(query, history, candidates, own.get("lexical")), candidates)
-        return {name: own[name] for name in self.channels.shares}
+            heads = self._heads(query, history, candidates, own.get("lexical"), scan_limit)
+            own["heads"] = _of_all(heads, candidates)
+        return {name: own[name] for name in self.channels.shares}, known
 
-    def _best(self, channels: Mapping[str, F64], candidates: I64, n: int) -> tuple[dict[str, I64], I64]:
+    def _best(
+        self, channels: Mapping[str, F64], candidates: I64, shares: Mapping[str, float], n: int
+    ) -> tuple[dict[str, I64], I64]:
         """Indices of the candidates: by channel from the best on, and the best `n` of all channels."""
         orders = {name: _found(scores, candidates) for name, scores in channels.items()}
-        best = fuse(channels, orders, self.channels.shares, self.channels.weights, n)
+        best = fuse(channels, orders, shares, self.channels.weights, n)
         if len(best) < min(n, len(candidates)):  # nothing speaks for the others: the newest
             rest = np.setdiff1d(np.arange(len(candidates)), best)[::-1]
             best = np.concatenate([best, rest[: n - len(best)]])
@@ -186,15 +214,17 @@ class Retriever:
         rows = query.rows.only([layer.il for layer in index.layers])
         return self._scorer.score(rows, index, candidates)
 
-    def _heads(self, query: Query, history: Searchable, candidates: I64, words: F64 | None) -> F64:
+    def _heads(
+        self, query: Query, history: Searchable, candidates: I64, words: F64 | None, scan_limit: int
+    ) -> F64:
         """words: scores of all blocks by words, for a history that is too long to be scored exactly."""
         index = history.indexes.tokens
         assert index is not None and self._head_scorer is not None, "the history has no token index"
         scores, with_row = np.zeros(len(candidates)), candidates[index.counts[candidates] > 0]
         rows = [group.rows(query.rows) for group in self._groups]
-        if 0 < self._scan_limit < len(with_row):
+        if 0 < scan_limit < len(with_row):
             hints = with_row[:0] if words is None else with_row[_found(words[with_row], with_row)]
-            with_row = narrowed(self._head_scorer, rows, index, with_row, self._scan_limit, hints)
+            with_row = narrowed(self._head_scorer, rows, index, with_row, scan_limit, hints)
         scores[np.searchsorted(candidates, with_row)] = self._head_scorer.score(rows, index, with_row)
         return scores
 

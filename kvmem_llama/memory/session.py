@@ -9,6 +9,7 @@ from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.errors import InvalidOption, ModelUnsupported
 from kvmem_llama.matching import Span
 from kvmem_llama.native.layout import I32
+from kvmem_llama.settings import Settings
 from kvmem_llama.store.host import HostStore
 from kvmem_llama.store.raw_k import RawK
 from kvmem_llama.store.records import BlockStore, RecordRef
@@ -52,6 +53,7 @@ class Session:
         self.core: Final = core
         self.hooks: Final = core.hooks
         self.settings: Final = settings
+        self.options = settings  # of the step that runs: a step may choose some of them anew
         self.link: Final = TaskLink(core)
         self.budget: Final = Budget.of(settings, core.n_view, core.model.n_ctx_train)
         channels = Channels.of(settings, core.calibration)
@@ -123,8 +125,12 @@ class Session:
 
     # -- the life of a task
 
-    def begin(self) -> None:
-        """A task starts: it may have been given another sequence id, but only with an empty view."""
+    def begin(self, options: Settings | None = None) -> None:
+        """A task starts: it may have been given another sequence id, but only with an empty view.
+
+        options: see RecallParams.over; None: the settings.
+        """
+        self.options = options or self.settings
         assert self.view.seq == self.core.seq or not self.view.n_tokens
         self.view.seq = self.core.seq
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any, Final
+
+import xxhash
 
 from kvmem_llama.engine.requests import Phase, TaskGenerator
+from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.native.layout import F32, I32
 from kvmem_llama.store.steps import StepFacts
 
-from .answering import Answering, n_penalized
+from .answering import Answering, n_seen
+from .by_hand import answering
 from .earlier import look_back, newest_of
 from .feeding import feed
 from .frame import frame_of_query
@@ -26,7 +31,8 @@ from .retrieval import Query
 from .session import Session
 from .stopwatch import Stopwatch
 
-PHASES = ("read_s", "query_s", "recall_s", "replay_s", "decode_s")
+_LONG_GRAMMAR: Final = 2048  # characters
+PHASES = ("read_s", "query_s", "score_s", "select_s", "apply_s", "refresh_s", "replay_s", "decode_s")
 
 
 class Step:
@@ -35,7 +41,9 @@ class Step:
     def __init__(self, session: Session, request: StepRequest) -> None:
         self._session = session
         self._request = request
-        query, is_parity = query_of(request, session.settings), session.settings.query_tokens == "all"
+        settings = request.options(session.settings)
+        query, is_parity = query_of(request, settings), settings.query_tokens == "all"
+        self._settings = settings
         first = session.history.n_committed
         self._first = first
         self._query = (first + query.start, first + len(request.tokens))  # token positions [start, end)
@@ -43,7 +51,7 @@ class Step:
         self._earlier = first + query.earlier  # token positions of scored tokens before the query
         self._user = None if query.user is None else (first + query.user[0], first + query.user[1])
         # A step without a text of a user is scored with that of a step before, too.
-        looks_back = query.user is None and session.settings.query_user and not is_parity
+        looks_back = query.user is None and settings.query_user and not is_parity
         self._past = session.history.steps.newest_with_user if looks_back else None
         self._query_text = self._text_of(query)
         self._query_rows = QueryBuffer(session.layers)
@@ -57,7 +65,7 @@ class Step:
         budget.check_read(session.canonical)
         budget.check_step(session.canonical, start, end - start)
         session.check_positions(end + budget.n_reserve)
-        session.begin()
+        session.begin(self._settings)
         with provisional(session, keep_until=start):
             yield from prepare(session)
             history.extend(self._request.tokens)
@@ -66,8 +74,8 @@ class Step:
             self._watch.lap("read_s")
             logits, recalls = yield from self._ask()
             growth = RecallingGrowth(session, self._query, self._query_rows, self._query_text, self._watch)
-            answer = Answering(session.core.model.vocab, session.link, growth, self._request)
-            seen = history.tokens(max(end - n_penalized(self._request), 0))
+            answer = answering(session.core.model.vocab, session.link, growth, self._request)
+            seen = history.tokens(end - n_seen(self._request, end))
             finish_reason = yield from answer.run(seen, logits)
             self._watch.lap("decode_s")
             history.commit(self._facts(answer))
@@ -82,7 +90,11 @@ class Step:
             n_reused=n_reused,
             n_cached=self._first,
             n_carried=n_carried,
-            timings=self._watch.seconds | {"total_s": self._watch.total},
+            timings=self._watch.timings,
+            stop_type=answer.stop_type,
+            stopping_word=answer.stopping_word,
+            probs=tuple(answer.probs),
+            end_probs=answer.end_probs,
             recalls=(*recalls, *growth.recalls),
         )
         session.finish(result)
@@ -96,7 +108,7 @@ class Step:
             for start, end in runs(indices)
         ]
         if self._past is not None:
-            span = newest_of(self._past, session.settings.query_user)
+            span = newest_of(self._past, self._settings.query_user)
             lines.insert(0, session.text_of(session.history.tokens(*span)))
         return "\n".join(lines)
 
@@ -107,7 +119,7 @@ class Step:
             "n_generated": len(answer.tokens),
             "max_tokens": self._request.max_tokens,
             "stop": list(self._request.stop),
-            "sampling": dataclasses.asdict(sampling),
+            "sampling": _sampling_facts(sampling),
             "user": self._user,
         }
         vocab, retriever = self._session.core.model.vocab, self._session.retriever
@@ -152,6 +164,17 @@ class Step:
         return logits, [report]
 
 
+def _sampling_facts(sampling: SamplingParams) -> dict[str, Any]:
+    """What is remembered of how an answer was sampled; of a long grammar, such as one that was made of many
+    tools, the hash only."""
+    facts, grammar = dataclasses.asdict(sampling), sampling.grammar
+    text = grammar if isinstance(grammar, str) else grammar.grammar
+    if len(text) > _LONG_GRAMMAR:
+        digest = xxhash.xxh3_128_hexdigest(text.encode())
+        facts["grammar"] = {"xxh3_128": digest, "n_characters": len(text)}
+    return facts
+
+
 def read(session: Session, tokens: I32) -> TaskGenerator[StepResult]:
     """A step without a query: all tokens are read as history and committed."""
     history, watch = session.history, Stopwatch(*PHASES)
@@ -177,7 +200,7 @@ def read(session: Session, tokens: I32) -> TaskGenerator[StepResult]:
         n_reused=n_reused,
         n_cached=first,
         n_carried=n_carried,
-        timings=watch.seconds | {"total_s": watch.total},
+        timings=watch.timings,
     )
     session.finish(result)
     return result

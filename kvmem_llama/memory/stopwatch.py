@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from .usage import Timings
+
 
 class Stopwatch:
     """Seconds by name; every lap begins where the last one ended."""
@@ -20,5 +22,6 @@ class Stopwatch:
         return passed
 
     @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
+    def timings(self) -> Timings:
+        """With their sum, total_s."""
+        return Timings(self.seconds | {"total_s": sum(self.seconds.values())})

@@ -51,11 +51,16 @@ class BlockTexts:
 
         tokens: of the history. n_blocks: complete blocks of it.
         """
+        return self.search(text, tokens, n_blocks)[0]
+
+    def search(self, text: str, tokens: Tokens, n_blocks: int) -> tuple[NDArray[np.float64], float]:
+        """As `scores`, and the score of a block that would hold every word of the text any number of times;
+        words that no block has add the most to it."""
         index = self._load(tokens, n_blocks)
         out = np.zeros(n_blocks)
-        numbers, found = index.search(text)
+        numbers, found, most = index.search(text)
         out[numbers] = found
-        return out
+        return out, most
 
     def prepare(self, tokens: Tokens, first: int, end: int) -> WordIndex:
         """The complete blocks first .. end-1 will be committed: a long read does not leave all their words to

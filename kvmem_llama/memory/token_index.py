@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from kvmem_llama.store.token_file import TokenShape, TokenSource
@@ -86,6 +85,8 @@ class TokenIndex(BlockRows):
         row = self._kernels.token_row_bytes(self.index_type, at.d)
         first = (at.offset << self.chunk_shift) + (number & ((1 << self.chunk_shift) - 1)) * size * row
         rows = self.chunks[number >> self.chunk_shift][first : first + size * row].reshape(size, row)
+        from gguf import GGMLQuantizationType, quants  # takes long to import, and is rarely needed
+
         kind = GGMLQuantizationType(int(self.index_type))
         keys: NDArray[np.float32] = quants.dequantize(rows[: self._counts[number]], kind).astype(np.float32)
         return keys

@@ -5,7 +5,6 @@ Requests and results are JSON. Calls release the GIL. What may be called from wh
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from ..errors import (
 )
 from . import library
 from .chat_cdef import CHAT_ABI, CHAT_CDEF
+from .once import Once
 
 LIBRARY_NAME: Final = {"darwin": "libkvmem_chat.dylib", "win32": "kvmem_chat.dll"}.get(
     sys.platform, "libkvmem_chat.so"
@@ -34,7 +34,7 @@ LIBRARY_PATH: Final = library.PACKAGE / "_lib" / LIBRARY_NAME
 _N_REASON: Final = 600  # characters of an error text; it may quote a whole request
 
 
-@functools.cache
+@Once
 def load() -> ChatShim:
     """The library that was built with this package. Raises LibraryMissing or LibraryMismatch."""
     return ChatShim(LIBRARY_PATH)
@@ -95,13 +95,14 @@ class ChatShim:
         return self._call(self._lib.kvmem_chat_schema_to_grammar, *_json(schema)).decode("utf-8")
 
     def open_parser(self, request: Mapping[str, object]) -> Any:
-        """A handle for `parse` and `feed`, to be closed with `close_parser`."""
+        """A handle for `parse` and `feed`. `close_parser` closes it; the parser of an answer that nobody
+        reads to its end goes with the handle."""
         out = self.ffi.new("struct kvmem_chat_parser **")
         self._call(self._lib.kvmem_chat_parser_open, *_json(request), out)
-        return out[0]
+        return self.ffi.gc(out[0], self._lib.kvmem_chat_parser_close)
 
     def close_parser(self, handle: Any) -> None:
-        self._lib.kvmem_chat_parser_close(handle)
+        self.ffi.release(handle)
 
     def parse(self, handle: Any, answer: str, is_partial: bool) -> dict[str, Any]:
         """A message of OpenAI's API. Raises OutputMismatch."""

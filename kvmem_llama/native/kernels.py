@@ -6,7 +6,6 @@ library reads and writes them where they lie; anything else is a ValueError.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from ..errors import KernelsMissing
 from .kernels_cdef import KERNELS_ABI, KERNELS_CDEF
 from .layout import F32, I32, U8
+from .once import Once
 
 F16 = NDArray[np.float16]
 I64 = NDArray[np.int64]
@@ -139,7 +139,7 @@ class LayerTable:
     keep: tuple[Any, ...] = ()  # what the structs point to
 
 
-@functools.cache
+@Once
 def load() -> Kernels:
     """The library that was built with this package. Raises KernelsMissing."""
     return Kernels(LIBRARY_PATH)

@@ -12,9 +12,7 @@ anything else is called.
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
-import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,9 @@ from typing import Any, Final
 import cffi
 
 from ..errors import LibraryMismatch, LibraryMissing
+from .binding import late_package, version_of
 from .cdef import ABI_VERSION, CDEF
+from .once import Once
 
 BINDING_VERSION: Final = (
     "0.3.36"  # of the llama_cpp Python files: their ctypes structs are those of the pinned source
@@ -45,7 +45,7 @@ class NativeLibrary:
     patch_id: str
 
 
-@functools.cache
+@Once
 def load() -> NativeLibrary:
     """The patched libllama, loaded through llama_cpp on the first call.
 
@@ -83,7 +83,7 @@ def import_binding() -> ModuleType:
             hint=f"To restore them, {_REINSTALL}.",
         )
     try:
-        package = importlib.import_module("llama_cpp")
+        package = late_package("llama_cpp")
         module = importlib.import_module("llama_cpp.llama_cpp")
     except ModuleNotFoundError as error:
         raise LibraryMissing(
@@ -100,7 +100,7 @@ def import_binding() -> ModuleType:
         raise LibraryMismatch(
             f"llama_cpp in {found} and its libllama differ: {error}", hint=_hint(found)
         ) from error
-    version = getattr(package, "__version__", "unknown")
+    version = version_of(package)
     if version != BINDING_VERSION:
         raise LibraryMismatch(
             f"llama_cpp in {found} is version {version}, kvmem_llama needs its own {BINDING_VERSION}",
@@ -175,6 +175,8 @@ def load_backends(path: Path) -> None:
 
 def _hint(used: Path) -> str:
     """What to do about a library in folder `used`: names what displaced ours, if that can be seen."""
+    import importlib.metadata  # brings the parsers of mail with it
+
     own = PACKAGE.parent / "llama_cpp"
     binding = binding_folder()
     try:

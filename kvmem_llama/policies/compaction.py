@@ -12,7 +12,8 @@ import numpy as np
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.errors import Cancelled
-from kvmem_llama.memory.answering import Answering, n_penalized
+from kvmem_llama.memory.answering import n_seen
+from kvmem_llama.memory.by_hand import answering
 from kvmem_llama.memory.query import StepRequest, query_of
 from kvmem_llama.memory.report import Finished, RecallReport, StepResult
 from kvmem_llama.memory.stopwatch import Stopwatch
@@ -69,11 +70,11 @@ class Compaction(PlainMemory):
         with self._provisional(tokens):
             yield from self._evaluate(start, end, Phase.READ)
         watch.lap("read_s")
-        return self._finish(watch, n_read=len(tokens))
+        return self._finish(watch, n_cached=start, n_read=len(tokens))
 
     def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
-        watch = self._watch = Stopwatch("read_s", "summary_s", "recall_s", "query_s", "decode_s")
-        query = query_of(request, self._core.settings)
+        watch = self._watch = Stopwatch("read_s", "summary_s", "score_s", "query_s", "decode_s")
+        query = query_of(request, request.options(self._core.settings))
         first = self._n_committed
         start, end = first + query.start, first + len(request.tokens)
         self._check(end)
@@ -85,13 +86,13 @@ class Compaction(PlainMemory):
             watch.lap("read_s")
             asked = request.tokens[query.indices]
             self._asked = Asked(span, self._find(asked, self._room_for_passages(span)))
-            watch.lap("recall_s")
+            watch.lap("score_s")
             logits = yield from self._evaluate(start, end, Phase.QUERY)
             watch.lap("query_s")
             recalls = self._report(end)
             growth = _Growth(self, end)
-            answer = Answering(self._core.model.vocab, self._link, growth, request)
-            seen = self.tokens(max(end - n_penalized(request), 0), end)
+            answer = answering(self._core.model.vocab, self._link, growth, request)
+            seen = self.tokens(end - n_seen(request, end), end)
             finish_reason = yield from answer.run(seen, logits)
         watch.lap("decode_s")
         result = StepResult(
@@ -102,7 +103,12 @@ class Compaction(PlainMemory):
             n_query=end - start,
             n_generated=len(answer.tokens),
             n_reused=0,
-            timings=watch.seconds | {"total_s": watch.total},
+            n_cached=first,
+            timings=watch.timings,
+            stop_type="none" if growth.stopped else answer.stop_type,
+            stopping_word=answer.stopping_word,
+            probs=tuple(answer.probs),
+            end_probs=answer.end_probs,
             recalls=recalls,
         )
         self._link.emit(Finished(result))

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
-from kvmem_llama.durable import Opened
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.errors import InvalidOption, MandatoryTooLarge, StoreError, StoreFull
-from kvmem_llama.matching import Plan
+from kvmem_llama.matching import Plan, Span
 from kvmem_llama.memory.attending import AttendedBlock, attended
+from kvmem_llama.memory.explain import tier_of
 from kvmem_llama.memory.history import History
 from kvmem_llama.memory.index import mean_of
 from kvmem_llama.memory.ledger import Ledger
 from kvmem_llama.memory.query import StepRequest
-from kvmem_llama.memory.report import StepResult
+from kvmem_llama.memory.report import StepResult, Tier
 from kvmem_llama.memory.search import SearchResult, search
 from kvmem_llama.memory.session import Session, token_source_of
 from kvmem_llama.memory.step import Step, read
 from kvmem_llama.native.layout import I32
-from kvmem_llama.store.stored_words import StoredWords
 
 from .policy import MemoryStats
+
+if TYPE_CHECKING:
+    from kvmem_llama.durable import Opened
 
 T = TypeVar("T")
 
@@ -70,6 +72,7 @@ class KVMem:
             task = Step(draft, request).run() if isinstance(request, StepRequest) else read(draft, request)
             result = yield from self._within_ram(task)
         except BaseException as error:
+            old.history.take_rows(draft.history)
             draft.evict()
             draft.carried = None
             if isinstance(error, StoreError):  # what it has read would be in the way
@@ -106,6 +109,12 @@ class KVMem:
         other._session = self._session.fork()
         other._draft = None
         return other
+
+    def take_over(self, other: KVMem, n_tokens: int) -> None:
+        """The next step takes over the rows of `other`'s first `n_tokens` tokens, as far as it reads the same
+        ones at the same place, instead of evaluating them. `other` must not change until then."""
+        n = min(n_tokens, other._session.history.n_committed)
+        self._session.carried = other._session.carry_into((Span(0, 0, n),) if n else ())
 
     def pin(self, start: int, end: int) -> None:
         history, budget = self._session.history, self._session.budget
@@ -153,6 +162,12 @@ class KVMem:
             tiers=None if self._opened is None else self._opened.store.tiers(),
         )
 
+    def tiers(self) -> tuple[tuple[int, Tier], ...]:
+        """Where the rows of each block are now, by its first token, in history order."""
+        return tuple(
+            (int(block.start), tier_of(self._session, block.start)) for block in self._session.history.table
+        )
+
     def evict(self) -> None:
         self._session.evict()
 
@@ -182,6 +197,7 @@ class KVMem:
             draft, n = self._draft, self._draft.history.n_committed
             if n == plan.prefix and np.array_equal(draft.history.tokens(), history.tokens(0, n)):
                 self._draft = None
+                draft.history.take_rows(history)
                 draft.carried = self._session.carry_into(plan.spans)
                 draft.history.pins = [(start, min(end, n)) for start, end in history.pins if start < n]
                 return draft
@@ -195,7 +211,10 @@ class KVMem:
 
     def _alone(self, task: TaskGenerator[T]) -> TaskGenerator[T]:
         """A step over the whole history: a rewrite that was begun is not wanted any more once it is done."""
-        result = yield from self._within_ram(task)
+        try:
+            result = yield from self._within_ram(task)
+        finally:
+            self._session.carried = None
         self._drop_draft()
         return result
 
@@ -229,6 +248,8 @@ def _stored_history(core: EngineCore, opened: Opened) -> History:
             read_blocks=core.settings.commit_blocks,
             token_row_of=None if tokens is None else tokens.row_of,
         )
+    from kvmem_llama.store.stored_words import StoredWords
+
     words = StoredWords(opened.holding)
     history = Session.new_history(core, opened.store, ledger, lambda: opened.store.attach(None), words)
     history.restore(opened.restored)

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import ClassVar, Final, Self
 
 import numpy as np
@@ -15,8 +14,9 @@ from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.errors import Cancelled, EngineClosed, InvalidOption
 from kvmem_llama.matching import Plan
-from kvmem_llama.memory.answering import Answering, n_penalized
+from kvmem_llama.memory.answering import Answering, n_seen
 from kvmem_llama.memory.budget import Budget
+from kvmem_llama.memory.by_hand import answering
 from kvmem_llama.memory.link import TaskLink
 from kvmem_llama.memory.query import StepRequest
 from kvmem_llama.memory.report import Finished, FinishReason, StepResult
@@ -83,7 +83,7 @@ class PlainMemory(ABC):
         with self._provisional(tokens):
             yield from self._evaluate(start, end, Phase.READ)
         watch.lap("read_s")
-        return self._finish(watch, n_read=len(tokens))
+        return self._finish(watch, n_cached=start, n_read=len(tokens))
 
     def step(self, request: StepRequest) -> TaskGenerator[StepResult]:
         watch = Stopwatch("read_s", "query_s", "decode_s")
@@ -95,15 +95,15 @@ class PlainMemory(ABC):
             watch.lap("read_s")
             logits = yield from self._evaluate(query_start, end, Phase.QUERY)
             watch.lap("query_s")
-            answer = Answering(self._core.model.vocab, self._link, _Growth(self, end), request)
-            seen = self.tokens(max(end - n_penalized(request), 0))
+            answer = answering(self._core.model.vocab, self._link, _Growth(self, end), request)
+            seen = self.tokens(end - n_seen(request, end))
             finish_reason = yield from answer.run(seen, logits)
         watch.lap("decode_s")
         return self._finish(
             watch,
-            text=answer.text,
-            tokens=tuple(answer.tokens),
+            answer,
             finish_reason=finish_reason,
+            n_cached=start,
             n_read=query_start - start,
             n_query=end - query_start,
         )
@@ -112,7 +112,7 @@ class PlainMemory(ABC):
         """Only the prefix is reused, and what comes after it is gone even where the step fails."""
         self.truncate(plan.prefix)
         step = self.step(request) if isinstance(request, StepRequest) else self.read(request)
-        return replace((yield from step), n_cached=plan.prefix)
+        return (yield from step)
 
     def truncate(self, n_tokens: int) -> None:
         self._drop_from(n_tokens)
@@ -219,22 +219,28 @@ class PlainMemory(ABC):
     def _finish(
         self,
         watch: Stopwatch,
+        answer: Answering | None = None,
         *,
+        n_cached: int,
         n_read: int,
         n_query: int = 0,
-        text: str = "",
-        tokens: tuple[int, ...] = (),
         finish_reason: FinishReason = "stop",
     ) -> StepResult:
+        tokens = tuple(answer.tokens) if answer else ()
         result = StepResult(
-            text=text,
+            text=answer.text if answer else "",
             tokens=tokens,
             finish_reason=finish_reason,
             n_read=n_read,
             n_query=n_query,
             n_generated=len(tokens),
             n_reused=0,
-            timings=watch.seconds | {"total_s": watch.total},
+            n_cached=n_cached,
+            timings=watch.timings,
+            stop_type=answer.stop_type if answer else "none",
+            stopping_word=answer.stopping_word if answer else "",
+            probs=tuple(answer.probs) if answer else (),
+            end_probs=answer.end_probs if answer else None,
         )
         self._link.emit(Finished(result))
         return result

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from kvmem_llama.engine.requests import TaskGenerator
 from kvmem_llama.matching import Plan
 from kvmem_llama.memory.query import StepRequest
 from kvmem_llama.memory.report import StepResult
 from kvmem_llama.native.layout import I32
-from kvmem_llama.store.tiered import TierStats
+
+if TYPE_CHECKING:
+    from kvmem_llama.store.tiered import TierStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from kvmem_llama.engine.chat_template import ChatTemplate, Message
+from kvmem_llama.engine.chat_template import Message
 from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.requests import Phase, TaskGenerator
 from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.engine.templates import TemplateOptions
 from kvmem_llama.engine.vocab import Vocab
 from kvmem_llama.memory.answering import Answering
 from kvmem_llama.memory.budget import Budget
@@ -40,18 +41,17 @@ class Summarizer:
     """
 
     def __init__(self, core: EngineCore, budget: Budget) -> None:
-        """Raises TemplateUnsupported for a chat template that llama.cpp does not know."""
+        """Raises TemplateUnsupported for a chat template that llama.cpp cannot render."""
         vocab = core.model.vocab
         self._link: Final = TaskLink(core)
         self._silent: Final = _Silent(core)
         self.n_summary: Final = max(min(floor_to(budget.block, budget.n_view // 8), MOST), budget.block)
         self._vocab = vocab
-        template = ChatTemplate(vocab, core.model.chat_template)
-        self._stop = template.stop_strings
         n_words = max(self.n_summary * 3 // 5, 1)
         message = Message("user", PROMPT.format(n_words=n_words))
-        prompt = template.render([message], add_assistant=True)
-        first, _, rest = prompt.partition(_BEFORE)
+        applied = core.chat_template().apply([message], TemplateOptions(enable_thinking=False))
+        self._stop = applied.additional_stops
+        first, _, rest = applied.prompt.partition(_BEFORE)
         middle, _, last = rest.partition(_TEXT)
         self._prompt = (vocab.tokenize(first, add_bos=True), vocab.tokenize(middle), vocab.tokenize(last))
         self._none = vocab.tokenize("none", parse_special=False)

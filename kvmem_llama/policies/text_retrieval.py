@@ -110,7 +110,7 @@ class CompactionRetrieval(Compaction):
         first, end = self._budget.n_sink // block, now.cut // block
         self._index_up_to(end)
         scores = np.zeros(max(end - first, 0))
-        numbers, found = self._index.search(question)
+        numbers, found, _ = self._index.search(question)
         inside = numbers < end
         scores[numbers[inside] - first] = found[inside]
         scores = spread(scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvmem_llama.native.layout import I32
@@ -164,6 +164,25 @@ def put_record(
     again = replace(row.moved_to(new), mean_xxh=mean_xxh, origin=int(Origin.RECOMPUTED))
     BLOCKS.insert(db, [again], replace=True)
     return new, free_slots(db, [] if old is None or row.location is None else [old])
+
+
+def set_means(db: Db, means: Mapping[BlockRow, bytes]) -> dict[BlockRow, BlockRow]:
+    """Blocks, as somebody has read them, get other checksums of their index rows -> those that did, and what
+    they are now. Left out are blocks that have another record or another index row by now.
+
+    means: [16] bytes for each."""
+    changed = {}
+    for was, mean_xxh in means.items():
+        now = BLOCKS.one(db, "lineage=? AND number=?", (was.lineage, was.number))
+        if now is not None and _made_of(now) == _made_of(was):
+            changed[was] = replace(now, mean_xxh=mean_xxh)
+    BLOCKS.insert(db, list(changed.values()), replace=True)
+    return changed
+
+
+def _made_of(row: BlockRow) -> tuple[int, int, bytes, bytes]:
+    """What an index row of a block was made of, wherever its record lies."""
+    return row.start, row.count, row.checksum, row.mean_xxh
 
 
 def drop_records(db: Db, locations: Iterable[Location]) -> list[Location]:

@@ -254,6 +254,16 @@ class Catalog:
         return _prepare(self._connect_sqlite(f"{name}?mode=ro&immutable=1"), write=write)
 
 
+def names_in(path: Path, connect: Connect = connect_sqlite) -> frozenset[str] | None:
+    """Names of the workspaces in a catalog of another format; None if it does not have them where this one
+    does. Nothing else of it is read."""
+    try:
+        with contextlib.closing(connect(f"file:{quote(str(path))}?mode=ro")) as db:
+            return frozenset(str(name) for (name,) in db.execute("SELECT name FROM workspaces"))
+    except (OSError, *SQLITE_ERRORS):
+        return None
+
+
 def told(error: BaseException, path: Path) -> KvmemError:
     """The error a user is told about for one of SQLite, of a row, or of the operating system."""
     if isinstance(error, OSError):

@@ -34,7 +34,7 @@ class Written:
 
     locations: list[Location] = field(default_factory=list)
     error: StoreError | None = None
-    is_segment_lost: bool = False  # they were for a segment that is missing or damaged, now sealed
+    lost: int | None = None  # the segment they were for, if it is missing or damaged; it is sealed now
 
 
 class DiskStore:
@@ -162,7 +162,7 @@ class DiskStore:
                     )
                 except StoreError as error:
                     done.error = error
-                    done.is_segment_lost = _is_lost(error)
+                    done.lost = taken[part[0]].segment if _is_lost(error) else None
                     self._put_aside(taken[part[0] :], len(part), error)
                     return done
         return done
@@ -171,10 +171,13 @@ class DiskStore:
         """As `write`; but where a segment turns out to be lost, others take the records. If two new ones are
         lost as well, or none can be made, it is not the segments that are at fault."""
         known = {row.number for row in self._slots.rows()}
-        done = self.write(records, avoid)
-        while done.is_segment_lost and sum(row.number not in known for row in self._slots.rows()) < 2:
+        done, n_new = self.write(records, avoid), 0
+        while done.lost is not None:
+            n_new += done.lost not in known
+            if n_new == 2:
+                break
             more = self.write(records[len(done.locations) :], avoid)
-            done = Written(done.locations + more.locations, more.error, more.is_segment_lost)
+            done = Written(done.locations + more.locations, more.error, more.lost)
         return done
 
     def sync(self) -> dict[int, StoreError]:

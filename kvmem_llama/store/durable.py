@@ -107,6 +107,7 @@ class Durable:
         if rewrites is not None:
             self._rewrite(addition, heat)
             self._settle_rows(added, means, token_rows)
+            self.holding.acknowledge(self._row)
             return
         if blocks:
             self._family.index.put(self._row.lineage, self._first_own, blocks[0].number, means)
@@ -165,7 +166,7 @@ class Durable:
 
     def recomputed(
         self, number: int, ref: RecordRef, mean: F16 | None = None, token_row: U8 | None = None
-    ) -> None:
+    ) -> bool:
         """See memory.journal.Journal.recomputed."""
         with self._catalog.snapshot() as db:
             row = find_block(db, self._row.lineage, number)
@@ -177,11 +178,14 @@ class Durable:
             raise
         new = self._store.locate(ref)
         if row is None or new is None or new == row.location:
-            return
-        old, xxh = row.location, row.mean_xxh if mean is None else mean_xxh(mean)
+            return True
+        old = None if self._is_sound(row.location) else row.location  # a fork may have been faster
+        xxh = row.mean_xxh if mean is None else mean_xxh(mean)
         kept, freed = self._catalog.write(
             lambda db: put_record(db, self._row.lineage, number, old=old, new=new, mean_xxh=xxh), "recomputed"
         )
+        if kept != new:
+            self._store.take(ref, kept)
         self._settle([kept], freed)
         if kept == new:
             with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
@@ -196,6 +200,7 @@ class Durable:
                         token_row[np.newaxis],
                         [(row.count, xxh)],
                     )
+        return kept == new
 
     def fall(self, locations: Sequence[Location]) -> None:
         """The records at these places give way: only the tokens of their blocks are kept from now on. Any
@@ -206,6 +211,16 @@ class Durable:
         self.holding.close()
 
     # -- private
+
+    def _is_sound(self, at: Location | None) -> bool:
+        """The record that the catalog names can be read."""
+        if at is None:
+            return False
+        try:
+            self._store.read(at)
+        except StoreError:
+            return False
+        return True
 
     def _put_token_rows(self, number: int, rows: U8 | None, blocks: Sequence[tuple[int, bytes]]) -> None:
         """blocks: (tokens, checksum of Mean-K) of each, from block `number` on."""
@@ -237,10 +252,11 @@ class Durable:
             return row, freed + more, lineage_row(db, row.lineage).parent_blocks
 
         self._row, freed, self._first_own = self._catalog.write(run, "rewrite")
-        self._settle([block.at for block in addition.blocks], freed)
+        self._store.settle([block.at for block in addition.blocks if block.at is not None], freed)
 
     def _settle_rows(self, added: Sequence[AddedBlock], means: F16, token_rows: U8 | None) -> None:
-        """Rows of the indexes after a rewrite. Not before it: those of the old history lie there."""
+        """Rows of the indexes after a rewrite, before it is acknowledged: until then `verify` does not miss
+        them. Not before it: those of the old history lie there."""
         with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
             index, tokens = self._family.index, self._family.tokens
             first = added[0].number if added else self._row.n_tokens // self._family.binding.block_size

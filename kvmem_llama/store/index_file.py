@@ -29,6 +29,9 @@ F16 = NDArray[np.float16]
 
 MAGIC: Final = b"KVMEMMK1"
 
+NO_ROW: Final = bytes(16)
+"""Checksum of a row that is known to be lost: it is made again when the workspace is opened."""
+
 
 @dataclass(frozen=True, slots=True)
 class IndexedLayer:

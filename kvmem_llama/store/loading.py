@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Final, TypeAlias
 
@@ -14,7 +13,7 @@ import numpy as np
 from kvmem_llama.errors import RecordDamaged, StoreError
 from kvmem_llama.native.layout import U8
 
-from .append import Heat, read_heat, workspace_row
+from .append import Heat, read_heat, set_means, workspace_row
 from .content import (
     Span,
     check_blocks,
@@ -33,7 +32,7 @@ from .records import Record
 from .row_chunks import RowChunks
 from .rows import AheadRow, BlockRow, WorkspaceRow
 from .steps import MeanOf, NewBlock, ReadBlock, Restored
-from .tables import AHEAD, BLOCKS, Db
+from .tables import AHEAD, Db
 from .token_file import TokenChunks, TokenSource
 
 _HALF_LIFE: Final = Uses().half_life  # commits
@@ -212,18 +211,24 @@ class _Maker:
 
     def _keep(self, means: dict[int, F16], tokens: dict[int, U8]) -> None:
         """Writes rows that were made again, each where its block belongs."""
-        family, changed = self._holding.family, []
-        for number, mean in means.items():
-            if self._rows[number].mean_xxh != mean_xxh(mean):  # the row of its block was repaired
-                self._rows[number] = replace(self._rows[number], mean_xxh=mean_xxh(mean))
-                changed.append(self._rows[number])
-        if changed:
-            family.catalog.write(lambda db: BLOCKS.insert(db, changed, replace=True), "means")
+        family = self._holding.family
+        others = {self._rows[number]: mean_xxh(mean) for number, mean in means.items()}
+        others = {row: xxh for row, xxh in others.items() if row.mean_xxh != xxh}  # of another record
+        changed = family.catalog.write(lambda db: set_means(db, others), "means") if others else {}
+        for was in others:
+            if was in changed:
+                self._rows[was.number] = changed[was]
+            else:  # somebody else has changed the block since it was read
+                del means[was.number]
+                tokens.pop(was.number, None)
         own = self._holding.row().lineage
         for part in self._parts:
             lineage, first = part.lineage, part.blocks[0]
             for run in _runs(means, part):
                 family.index.put(lineage, first, run[0], np.stack([means[number] for number in run]))
+            for was, now in changed.items():
+                if now.lineage == lineage:
+                    family.tokens.restamp(first, was, now.mean_xxh)
             if self._tokens is None or (
                 lineage != own and family.tokens.holds_others(self._tokens[1].shape, lineage)
             ):

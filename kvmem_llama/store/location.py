@@ -111,6 +111,10 @@ class DurableRecords(RecordFiles, Protocol):
         """Rows that were computed again and could not be written are dropped: they are wanted again later."""
         ...
 
+    def take(self, ref: RecordRef, location: Location) -> None:
+        """A reference names another record of its block from now on, one that somebody else has written."""
+        ...
+
     def heat(self, ref: RecordRef) -> tuple[float, int]:
         """Recent (decayed) and cumulative retrievals."""
         ...

@@ -10,12 +10,13 @@ from typing import Any
 
 from kvmem_llama.errors import KvmemError, RecordDamaged
 
-from .append import drop_records
+from .append import drop_records, set_means
 from .content import END, lineage_row, n_blocks_before, spans
 from .deleting import finish_erasing
 from .disk_records import DiskRecords
 from .family import Family
 from .family_disk import open_disk
+from .index_file import NO_ROW
 from .location import Location
 from .lock import lock_workspace
 from .recounting import mend_count, mend_workspaces, recounted
@@ -144,7 +145,7 @@ def _mend_block(db: Db, table: Table[Any], values: tuple[Any, ...]) -> bool:
     if start is None or end is None or end <= start:
         return False
     BLOCKS.delete(db, "lineage=? AND number=?", (lineage, number))
-    BLOCKS.insert(db, [new_block(lineage, number, start, end - start, None, bytes(16))])
+    BLOCKS.insert(db, [new_block(lineage, number, start, end - start, None, NO_ROW)])
     return True
 
 
@@ -281,8 +282,14 @@ def _mend_slot(family: Family, finding: Finding) -> bool:
 
 
 def _mend_index(family: Family, finding: Finding) -> bool:
-    """The row is made again when the workspace is opened the next time: that needs its model."""
-    return isinstance(finding.row, BlockRow) and finding.row.location is not None
+    """The row is lost from now on, and is made again when the workspace is opened: that needs its model."""
+    assert isinstance(finding.row, BlockRow)
+    lost = finding.row
+    if family.catalog.write(lambda db: set_means(db, {lost: NO_ROW}), "repair"):
+        with family.catalog.snapshot() as db:
+            first = lineage_row(db, lost.lineage).parent_blocks
+        family.tokens.restamp(first, lost, NO_ROW)
+    return True
 
 
 def _mend_words(family: Family, finding: Finding) -> bool:

@@ -11,6 +11,8 @@ from typing import Final
 
 from kvmem_llama.errors import (
     CatalogDamaged,
+    FormatTooNew,
+    FormatTooOld,
     KvmemError,
     StoreError,
     WorkspaceExists,
@@ -19,6 +21,7 @@ from kvmem_llama.errors import (
 
 from . import files as files_module
 from .binding import Binding
+from .catalog import names_in
 from .family import Families, Family, FamilyPaths, create_family, remove_folder
 from .files import Files
 from .lock import try_lock, wait_lock
@@ -42,6 +45,13 @@ class Listed:
     row: WorkspaceRow | None
     binding: Binding | None
     error: StoreError | None = None
+    names: frozenset[str] | None = None  # in a family of another format, if they can be read
+
+    def may_be(self, name: str) -> bool:
+        """A workspace of this name may be here."""
+        if self.row is not None:
+            return self.row.name == name
+        return self.names is None or name in self.names
 
 
 class Root:
@@ -96,9 +106,7 @@ class Root:
                 raise WorkspaceNotFound(name)
             if self._is_named(place, name):
                 return place
-        found = [
-            (item.place, item.error) for item in self._scan() if item.row is None or item.row.name == name
-        ]
+        found = [(item.place, item.error) for item in self._scan() if item.may_be(name)]
         places = [place for place, error in found if error is None]
         if len(places) > 1:
             ids = ", ".join(place.workspace for place in places)
@@ -186,6 +194,8 @@ class Root:
             if names is None:
                 found = list(self._scan())
                 names = {item.row.name: item.place for item in found if item.row is not None}
+                if name is not None and any(item.names and name in item.names for item in found):
+                    raise WorkspaceExists(name)
                 is_complete = len(names) == len(found)
                 self._sweep_empty({item.place.family for item in found})
             if name is not None and names.get(name, besides) != besides:
@@ -255,7 +265,9 @@ class Root:
                 family.workspaces()
         except StoreError as error:
             if self.files.exists(FamilyPaths(self.folder / id).folder):  # else it was just deleted
-                yield Listed(Place(id, ""), None, None, error)
+                is_other = isinstance(error, (FormatTooNew, FormatTooOld))
+                names = names_in(FamilyPaths(self.folder / id).catalog) if is_other else None
+                yield Listed(Place(id, ""), None, None, error, names)
         for row in rows:
             yield Listed(Place(id, row.id), row, family.binding)
 

@@ -196,6 +196,11 @@ class TieredStore(DiskRecords):
                 self._pool.mark([ref.slot], State.EVICTABLE)
                 self._pool.drop([ref.slot])
 
+    def take(self, ref: RecordRef, location: Location) -> None:
+        with self._entries.changed:
+            self._entries.live(ref).location = location
+            self._pool.drop([ref.slot])
+
     # -- what the catalog uses: see RecordFiles
 
     def flush(self) -> None:

@@ -31,6 +31,9 @@ from .rows import BlockRow
 
 MAGIC: Final = b"KVMEMTK1"
 
+_PAGE: Final = 4096  # bytes that reach a disk, or do not, together
+_BITS: Final = 8  # of what a row was made of, that may have changed in a damaged one
+
 _TRAILER: Final = struct.Struct("<I16s16s")  # tokens, checksum of Mean-K, checksum of the row up to here
 
 
@@ -105,8 +108,7 @@ class TokenFiles:
         whole = np.empty((len(rows), shape.row_nbytes + _TRAILER.size), np.uint8)
         whole[:, : shape.row_nbytes] = rows
         for row, (count, mean) in zip(whole, blocks, strict=True):
-            _TRAILER.pack_into(row.data, shape.row_nbytes, count, mean, bytes(16))
-            row[-16:] = np.frombuffer(_checksum(row), np.uint8)
+            _stamp(row, count, mean)
         self._rows.put(self._form(shape), lineage, first, number, whole)
 
     def holds_others(self, shape: TokenShape, lineage: int) -> bool:
@@ -140,20 +142,33 @@ class TokenFiles:
         return TokenFile(str(stamp["type"]), heads, len(blocks) - len(missing), len(missing))
 
     def check(self, parts: Sequence[Span], blocks: Sequence[BlockRow]) -> list[int]:
-        """Numbers of the blocks whose rows are damaged. A row that was never written, or is that of another
-        block which was at its place, is not."""
+        """Numbers of the blocks whose rows are damaged. A row that was never written, or only in part because
+        the power failed, or is that of another block which was at its place, is not: it is only missing."""
         damaged: list[int] = []
-
-        def is_sound(number: int, row: U8) -> bool:
-            if row.any() and _checksum(row) != row[-16:].tobytes():
-                damaged.append(number)
-            return True
-
         for part in parts:
             form = self._rows.form_of(part.lineage, MAGIC)
-            if form is not None:
-                self._rows.load(form, [part], len(blocks), is_sound, None)
+            if form is None:
+                continue
+            is_whole = _was_whole(form, part.blocks[0], blocks)
+
+            def is_sound(number: int, row: U8, is_whole: Callable[[int, U8], bool] = is_whole) -> bool:
+                if _checksum(row) != row[-16:].tobytes() and is_whole(number, row):
+                    damaged.append(number)
+                return True
+
+            self._rows.load(form, [part], len(blocks), is_sound, None)
         return damaged
+
+    def restamp(self, first: int, block: BlockRow, mean_xxh: bytes) -> None:
+        """The Mean-K of a block was made anew, of other keys of the same tokens. Its row stays, of whatever
+        heads it is: what finds the block must not depend on which file was damaged.
+
+        first: as in `put`. block: as it was before; mean_xxh: [16], its Mean-K now."""
+        form = self._rows.form_of(block.lineage, MAGIC)
+        row = None if form is None else self._rows.row(form, block.lineage, first, block.number)
+        if form is not None and row is not None and _is_of(row, block):
+            _stamp(row, block.count, mean_xxh)
+            self._rows.put(form, block.lineage, first, block.number, row[np.newaxis])
 
     def erase(self, lineage: int, first: int, number: int) -> None:
         """Makes the row of a block one that was never written. first: as in `put`."""
@@ -191,12 +206,55 @@ def _checksum(row: U8) -> bytes:
     return xxhash.xxh3_128_digest(row[:-16].data)
 
 
+def _stamp(row: U8, count: int, mean: bytes) -> None:
+    """Writes down what a row was made of."""
+    _TRAILER.pack_into(row.data, len(row) - _TRAILER.size, count, mean, bytes(16))
+    row[-16:] = np.frombuffer(_checksum(row), np.uint8)
+
+
+def _is_of(row: U8, block: BlockRow) -> bool:
+    """A row is whole, and that of the block."""
+    count, mean, check = _TRAILER.unpack_from(row.data, len(row) - _TRAILER.size)
+    return (count, mean) == (block.count, block.mean_xxh) and check == _checksum(row)
+
+
 def _fits(blocks: Sequence[BlockRow]) -> Callable[[int, U8], bool]:
     """Whether a row is that of the block with its number."""
+    return lambda number, row: _is_of(row, blocks[number])
 
-    def fits(number: int, row: U8) -> bool:
-        block = blocks[number]
-        count, mean, check = _TRAILER.unpack_from(row.data, len(row) - _TRAILER.size)
-        return (count, mean) == (block.count, block.mean_xxh) and check == _checksum(row)
 
-    return fits
+def _was_whole(form: RowFormat, first: int, blocks: Sequence[BlockRow]) -> Callable[[int, U8], bool]:
+    """Whether a row with a wrong checksum was once that of its block, and some bits of it have changed since.
+
+    The files are not synced. After a power cut a page is as it was written or as it was before: bytes that no
+    row had yet are zeros, and so are those of tokens that a partial block lacked. first: as in `put`.
+    """
+    heads = _token_nbytes(form)
+
+    def was_whole(number: int, row: U8) -> bool:
+        count, mean, _ = _TRAILER.unpack_from(row.data, len(row) - _TRAILER.size)
+        named = _TRAILER.pack(count, mean, b"")
+        known = _TRAILER.pack(blocks[number].count, blocks[number].mean_xxh, b"")
+        if (int.from_bytes(named) ^ int.from_bytes(known)).bit_count() > _BITS:
+            return False  # it names another block, or none
+        at = form.rows_at + (number - first) * len(row)
+        edges = range(_PAGE - at % _PAGE, len(row), _PAGE)
+        if not all(part.any() for part in np.split(row, edges)):
+            return False
+        keys = (row[start:][: n * blocks[number].count].reshape(-1, n) for start, n in heads)
+        return all(key.any(axis=1).all() for key in keys)
+
+    return was_whole
+
+
+def _token_nbytes(form: RowFormat) -> list[tuple[int, int]]:
+    """By head: bytes of a row before its tokens, and bytes of one token."""
+    stamp: dict[str, Any] = json.loads(form.stamp)
+    n_values = sum(int(d) for _, _, d in stamp["heads"])
+    n_bytes = (form.row_nbytes - _TRAILER.size) // int(stamp["block_size"])
+    out, at = [], 0
+    for _, _, d in stamp["heads"]:
+        n = n_bytes * int(d) // n_values
+        out.append((at, n))
+        at += n * int(stamp["block_size"])
+    return out

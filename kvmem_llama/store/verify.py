@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from .content import (
     check_workspaces,
     iter_blocks,
     iter_steps,
+    last_step,
     lineage_row,
     read_pins,
     read_tokens,
@@ -23,6 +25,7 @@ from .content import (
 )
 from .family import Family
 from .head import Head
+from .index_file import NO_ROW
 from .location import Location, Origin, RecordFiles
 from .lock import is_locked
 from .root import Root
@@ -44,12 +47,15 @@ from .tables import (
 )
 from .words import source_of, words_of
 
+_MADE_AGAIN: Final = "opening the workspace makes it again"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is not as it should be."""
 
-    # catalog | row | workspaces | count | history | slot | segment | record | index | tokens | words | file
+    # family | catalog | row | workspaces | count | history | slot | segment | record | index | tokens | words
+    # | file
     kind: str
     where: str
     what: str
@@ -131,13 +137,18 @@ class Verifier:
         except BadRow as error:
             what = f"{error}; a repair names what is left of it 'recovered ...'"
             self.report.add("workspaces", self._family.catalog.path.name, what)
-        for row in self._sound(db, WORKSPACES):
+        rows = list(self._sound(db, WORKSPACES))
+        acknowledged = {
+            row.id: Head(self._family.files, self._family.paths.locks, row.id).read() for row in rows
+        }
+        unwritten = self._unwritten(db, rows, acknowledged)
+        for row in rows:
             self.report.n_workspaces += 1
             try:
                 ids = read_tokens(db, row.lineage, 0, row.n_tokens)
                 blocks = list(iter_blocks(db, row.lineage))
                 check_blocks(blocks, row)
-                self._check_index(db, row, blocks)
+                self._check_index(db, row, blocks, unwritten)
                 self._check_words(db, row, ids)
                 for check in (self._check_steps, self._check_pins):
                     try:
@@ -147,11 +158,10 @@ class Verifier:
                         self.report.add("count", f"workspace {row.name!r:.80}", what, row)
             except BadRow as error:
                 self.report.add("history", f"workspace {row.name!r:.80}", error, row)
-            acknowledged = Head(self._family.files, self._family.paths.locks, row.id).read()
             with self._family.catalog.snapshot() as newer:
                 now = WORKSPACES.one(newer, "id=?", (row.id,))
-            if now is not None and now.commits < acknowledged:
-                what = f"{acknowledged} commits were acknowledged, the catalog has {now.commits}"
+            if now is not None and now.commits < acknowledged[row.id]:
+                what = f"{acknowledged[row.id]} commits were acknowledged, the catalog has {now.commits}"
                 self.report.add("history", f"workspace {row.name!r:.80}", what, row)
 
     def _check_steps(self, db: Db, row: WorkspaceRow) -> None:
@@ -163,7 +173,21 @@ class Verifier:
     def _check_pins(self, db: Db, row: WorkspaceRow) -> None:
         read_pins(db, row)
 
-    def _check_index(self, db: Db, row: WorkspaceRow, blocks: list[BlockRow]) -> None:
+    def _unwritten(self, db: Db, rows: list[WorkspaceRow], acknowledged: dict[str, int]) -> dict[int, int]:
+        """By lineage: the first block whose index row may not be written yet. An edit of a history writes
+        rows between its transaction and its acknowledgement; whoever was to do so may have been killed."""
+        found: dict[int, int] = {}
+        for row in rows:
+            if row.commits > acknowledged[row.id]:
+                with contextlib.suppress(BadRow):  # it is found where the history is checked
+                    step = last_step(db, row.lineage)
+                    if step is not None:
+                        found[row.lineage] = step.start // self._family.binding.block_size
+        return found
+
+    def _check_index(
+        self, db: Db, row: WorkspaceRow, blocks: list[BlockRow], unwritten: dict[int, int]
+    ) -> None:
         parts = spans(db, row.lineage)
         for part in parts:
             lineage_row(db, part.lineage)
@@ -175,16 +199,19 @@ class Verifier:
             # may have been killed in between. It is made from the record when the workspace is opened.
             is_partial = block.count < self._family.binding.block_size
             is_expected = is_partial and (block.location is not None or self._is_in_use(row))
-            # So is that of a block that was computed again.
+            # So is that of a block that was computed again, and those of an edit.
             is_expected |= block.origin == Origin.RECOMPUTED and block.location is not None
-            if self._is_current(block) and not is_expected:
+            is_expected |= number >= unwritten.get(block.lineage, number + 1)
+            if self._is_current(block) and block.mean_xxh != NO_ROW and not is_expected:
                 where = f"workspace {row.name!r:.80}, block {number}"
-                self.report.add("index", where, "its index row is not as it was written", block)
+                what = f"its index row is not as it was written; {_MADE_AGAIN}"
+                self.report.add("index", where, what, block)
         for number in self._family.tokens.check(parts, blocks):
             is_partial = blocks[number].count < self._family.binding.block_size
             if self._is_current(blocks[number]) and not (is_partial and self._is_in_use(row)):
                 where = f"workspace {row.name!r:.80}, block {number}"
-                self.report.add("tokens", where, "its row of the token index is damaged", blocks[number])
+                what = f"its row of the token index is damaged; {_MADE_AGAIN}"
+                self.report.add("tokens", where, what, blocks[number])
 
     def _check_words(self, db: Db, row: WorkspaceRow, ids: I32) -> None:
         """The words of a block were made from its tokens."""

@@ -275,7 +275,7 @@ def bench_words(n_rounds: int, n_blocks: int = N_BLOCKS) -> list[str]:
     for i in range(n_rounds + 1):
         question = " ".join(names[j] for j in rng.choice(2000, 12, replace=False))
         began = time.perf_counter()
-        found, _ = index.search(question)
+        found = index.search(question).numbers
         seconds.append(time.perf_counter() - began)
         assert len(found), i
     return [

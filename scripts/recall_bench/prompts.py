@@ -11,6 +11,7 @@ from kvmem_llama.conversation import Conversation, document_text
 from kvmem_llama.engine.chat_template import ChatTemplate
 from kvmem_llama.engine.model import Model
 from kvmem_llama.native.layout import I32
+from kvmem_llama.settings import Settings
 
 from .cases import Case, History
 
@@ -29,11 +30,11 @@ class Prompt:
 
 def prompts_of(model: Model, history: History, text: str, cases: list[Case]) -> list[Prompt]:
     """The prompts of the cases about one history. text: the excerpt with its insertions."""
-    template = ChatTemplate(model.vocab, model.chat_template)
+    template = ChatTemplate.open(model, Settings())
     nothing = np.zeros(0, np.int32)
     prompts = []
     for case in cases:
-        turn = Conversation(model.vocab, template, None).next_turn(case.question, [("", text)], nothing)
+        turn, _ = Conversation(model.vocab, template, None).next_turn(case.question, [("", text)], nothing)
         ends = np.cumsum([len(model.vocab.piece(int(token))) for token in turn.tokens])
         whole = b"".join(model.vocab.piece(int(token)) for token in turn.tokens)
         first = whole.index(document_text("", text).encode())

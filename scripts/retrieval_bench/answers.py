@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.engine.vocab import Vocab
 from kvmem_llama.errors import MandatoryTooLarge
 from kvmem_llama.memory import answering
 from kvmem_llama.native.layout import F32
@@ -19,6 +21,8 @@ from kvmem_llama.workspace import open_engine
 
 from .coverage import LENGTHS
 from .questions import histories
+
+_ANSWER: Final = SamplingParams(temp=0)
 
 POLICIES = {
     "full context": {"policy": "full_context", "n_ctx": 0},
@@ -69,7 +73,11 @@ class _Forced:
 @contextmanager
 def _saying(forced: _Forced) -> Iterator[None]:
     real = answering.Sampler
-    answering.Sampler = lambda vocab, params: forced  # type: ignore[assignment,misc]
+
+    def make(vocab: Vocab, params: SamplingParams, *more: Any) -> Any:
+        return forced if params is _ANSWER else real(vocab, params, *more)  # a summary is written as ever
+
+    answering.Sampler = make  # type: ignore[assignment,misc]
     try:
         yield
     finally:
@@ -101,9 +109,7 @@ def measure(model: Path, settings: Settings, names: Sequence[str], n_most: int) 
                         answer = vocab.tokenize(question.answer, parse_special=False).tolist()
                         forced = _Forced(answer)
                         with _saying(forced):
-                            ws.ask(
-                                question.text, sampling=SamplingParams(temp=0), max_tokens=len(answer)
-                            ).result()
+                            ws.ask(question.text, sampling=_ANSWER, max_tokens=len(answer)).result()
                         ws.truncate(n_read)
                         known.mean[policy] = float(np.mean(forced.log_p))
     return list(found.values())

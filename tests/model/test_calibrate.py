@@ -68,6 +68,7 @@ def test_the_command_writes_where_others_look_and_replaces_nothing_unasked(
     assert main(["calibrate", str(tiny), "-t", "2"]) == 0
     shown = capsys.readouterr()
     assert str(goal) in shown.out and "bytes per token" in shown.out
+    assert "among the best by prose and by code alike" in shown.out
     found = find(settings, read_model_info(tiny).fingerprint)
     assert found == load(goal) and found is not None
     written = goal.read_bytes()
@@ -98,5 +99,6 @@ def test_the_known_heads_of_the_built_in_model_are_found(smollm2: Path) -> None:
     known = {(18, 6), (18, 7), (17, 3), (17, 5), (17, 4), (14, 3), (18, 8), (15, 6)}
     assert len({(head.layer, head.head) for head in found.heads} & known) >= 6
     assert found.measured["index_bytes_per_token"] <= 180
+    assert 2 * int(found.measured["n_heads_by_prose_and_by_code"]) > len(found.heads)
     figures = {way: float(found.measured[f"coverage_512_{way}"]) for way in ("heads", "fused", "mean_k")}
     assert figures["heads"] > figures["mean_k"] and figures["fused"] > figures["mean_k"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import write_model
+from tiny_models import GEMMA, write_model
 
 from kvmem_llama import Settings, open_engine
 from kvmem_llama.cli.main import main
@@ -96,7 +96,7 @@ def _listing(lines: list[str]) -> list[tuple[str, str]]:
 
 
 def test_turns_are_found_in_the_history_of_every_template(tiny: Path, tmp_path: Path) -> None:
-    plain = write_model(tmp_path / "plain.gguf", "llama", template="gemma")
+    plain = write_model(tmp_path / "plain.gguf", "llama", template=GEMMA)
     for model in (tiny, plain):
         with (
             open_engine(model, Settings(n_ctx=256)) as engine,

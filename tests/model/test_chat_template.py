@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import write_model
+from tiny_models import GEMMA, write_model
 
-from kvmem_llama.engine.chat_template import ChatTemplate, Message
+from kvmem_llama.engine.chat_template import AnyMessage, ChatTemplate, Message
 from kvmem_llama.engine.model import Model
+from kvmem_llama.engine.templates import TemplateOptions
 from kvmem_llama.engine.turn_tokens import tokenize_turn
-from kvmem_llama.errors import TemplateUnsupported
+from kvmem_llama.errors import InputError, InvalidOption, InvalidRequest, TemplateUnsupported
 from kvmem_llama.native import library
 from kvmem_llama.settings import Settings
 
@@ -39,30 +40,34 @@ def gemma(gemma3: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def chatml(smol: Model) -> ChatTemplate:
-    return ChatTemplate(smol.vocab, smol.chat_template)
+    return ChatTemplate.open(smol, Settings())
 
 
 @pytest.fixture(scope="module")
 def turns(gemma: Model) -> ChatTemplate:
-    return ChatTemplate(gemma.vocab, "gemma")
+    return ChatTemplate.open(gemma, Settings(chat_template=GEMMA))
+
+
+def render(template: ChatTemplate, messages: list[AnyMessage], *, add_assistant: bool) -> str:
+    return template.apply(messages, TemplateOptions(add_generation_prompt=add_assistant)).prompt
 
 
 def test_the_models_template_is_rendered(chatml: ChatTemplate) -> None:
-    assert chatml.render([SYSTEM, USER], add_assistant=True) == (
+    assert render(chatml, [SYSTEM, USER], add_assistant=True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nWho wrote  this?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert not chatml.is_plain and chatml.stop_strings == ()
+    assert not chatml.is_plain and chatml.apply([USER]).additional_stops == ()
 
 
-def test_long_and_multibyte_contents_fit_the_buffer(chatml: ChatTemplate) -> None:
+def test_long_and_multibyte_contents_are_rendered(chatml: ChatTemplate) -> None:
     content = "äöü€" * 5000
-    text = chatml.render([Message("user", content)], add_assistant=False)
-    assert text == f"<|im_start|>user\n{content}<|im_end|>\n"
+    text = render(chatml, [Message("user", content)], add_assistant=False)
+    assert text.endswith(f"<|im_start|>user\n{content}<|im_end|>\n")
 
 
 def test_a_nul_does_not_cut_a_message_short(chatml: ChatTemplate) -> None:
-    assert "a\ufffdb<|im_end|>" in chatml.render([Message("user", "a\0b")], add_assistant=False)
+    assert "a\0b<|im_end|>" in render(chatml, [Message("user", "a\0b")], add_assistant=False)
 
 
 @pytest.mark.parametrize("name", ["chatml", "turns"])
@@ -71,13 +76,13 @@ def test_the_turns_of_a_conversation_add_up_to_its_rendering(
 ) -> None:
     template: ChatTemplate = request.getfixturevalue(name)
     history = template.turn("", [SYSTEM, USER]).text
-    assert history == template.render([SYSTEM, USER], add_assistant=True)
+    assert history == render(template, [SYSTEM, USER], add_assistant=True)
     end = "<|im_end|>" if name == "chatml" else "<end_of_turn>"
     history += ANSWER.content + end  # the end-of-turn token is fed, what follows it is not
     messages = [SYSTEM, USER, ANSWER, MORE]
     turn = template.turn(history, messages)
     assert turn.text.startswith("\n")
-    assert history + turn.text == template.render(messages, add_assistant=True)
+    assert history + turn.text == render(template, messages, add_assistant=True)
     assert [turn.text[a:b] for a, b in turn.spans] == ["Why?"]
 
 
@@ -89,7 +94,7 @@ def test_an_answer_cut_short_is_closed_first(name: str, request: pytest.FixtureR
     for said in ("A ca", " A cat <", ""):
         turn = template.turn(first + said, [USER, Message("assistant", said), MORE])
         assert turn.text.startswith(end + "\n")
-        assert turn.text.endswith(template.turn("", [MORE]).text)
+        assert turn.text.endswith(template.without_preamble(template.turn("", [MORE])).text)
 
 
 def test_an_answer_that_the_template_would_trim_stays_as_it_was_said(turns: ChatTemplate) -> None:
@@ -114,7 +119,7 @@ def test_the_end_of_turn_counts_only_as_a_token_if_the_caller_knows(chatml: Chat
 
 def test_a_history_that_is_no_conversation_is_left_as_it_is(chatml: ChatTemplate) -> None:
     turn = chatml.turn("Some document.", [USER])
-    assert turn.text == chatml.render([USER], add_assistant=True)
+    assert turn.text == render(chatml, [USER], add_assistant=True)
     assert [turn.text[a:b] for a, b in turn.spans] == [USER.content]
 
 
@@ -125,7 +130,7 @@ def test_bos_in_the_history_is_not_expected_of_the_template(turns: ChatTemplate)
 
 def test_spans_are_found_for_every_new_message_trimmed_or_merged(turns: ChatTemplate) -> None:
     turn = turns.turn("", [SYSTEM, Message("user", "  spaced  ")])
-    assert [turn.text[a:b] for a, b in turn.spans] == ["Be brief.", "spaced"]
+    assert [turn.text[a:b] for a, b in turn.spans] == ["Be brief.", "  spaced"]
 
 
 def test_contents_that_look_like_the_template_are_still_found(chatml: ChatTemplate) -> None:
@@ -135,8 +140,8 @@ def test_contents_that_look_like_the_template_are_still_found(chatml: ChatTempla
 
 
 def test_a_model_without_template_gets_plain_names(gemma: Model) -> None:
-    plain = ChatTemplate(gemma.vocab, gemma.chat_template)
-    assert plain.is_plain and plain.stop_strings == ("\nUser:",)
+    plain = ChatTemplate.open(gemma, Settings())
+    assert plain.is_plain and plain.apply([USER]).additional_stops == ("\nUser:",)
     first = plain.turn("", [SYSTEM, USER])
     assert first.text == "Be brief.\n\nUser: Who wrote  this?\n\nAssistant:"
     assert [first.text[a:b] for a, b in first.spans] == ["Be brief.", "Who wrote  this?"]
@@ -146,14 +151,91 @@ def test_a_model_without_template_gets_plain_names(gemma: Model) -> None:
 
 def test_a_model_without_template_but_with_its_tokens_speaks_chatml(tmp_path: Path) -> None:
     for model in opened(write_model(tmp_path / "tiny.gguf", template=None)):
-        assert ChatTemplate(model.vocab, model.chat_template).render([MORE], add_assistant=False) == (
-            "<|im_start|>user\nWhy?<|im_end|>\n"
-        )
+        template = ChatTemplate.open(model, Settings())
+        assert render(template, [MORE], add_assistant=False) == "<|im_start|>user\nWhy?<|im_end|>\n"
 
 
-def test_an_unknown_template_is_refused_with_the_known_ones(smol: Model) -> None:
-    with pytest.raises(TemplateUnsupported, match=r"chatml, .*gemma"):
-        ChatTemplate(smol.vocab, "{{ something(else) }}")
+def test_a_template_of_the_settings_takes_the_place_of_the_models_own(
+    smol: Model, gemma: Model, tmp_path: Path
+) -> None:
+    named = ChatTemplate.open(gemma, Settings(chat_template="chatml"))
+    assert render(named, [MORE], add_assistant=False) == "<|im_start|>user\nWhy?<|im_end|>\n"
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    assert render(
+        ChatTemplate.open(smol, Settings(chat_template_file=str(file))), [MORE], add_assistant=True
+    ) == ("Why?!")
+    for error, options in (
+        (TemplateUnsupported, {"chat_template": "{% for x in %}"}),
+        (InvalidOption, {"chat_template": "gemma"}),
+        (InvalidOption, {"chat_template": "chatml", "chat_template_file": str(file)}),
+        (InputError, {"chat_template_file": str(tmp_path / "absent.jinja")}),
+    ):
+        with pytest.raises(error):
+            ChatTemplate.open(smol, Settings(**options))
+
+
+def test_what_a_template_puts_before_a_conversation_is_not_put_into_it_again(chatml: ChatTemplate) -> None:
+    whole = chatml.turn("", [USER])
+    assert whole.text.startswith("<|im_start|>system\nYou are")  # this template's own system prompt
+    turn = chatml.without_preamble(whole)
+    assert turn.text == "<|im_start|>user\nWho wrote  this?<|im_end|>\n<|im_start|>assistant\n"
+    assert [turn.text[a:b] for a, b in turn.spans] == [USER.content]
+    assert chatml.around() == ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+    assert chatml.without_preamble(turn) == turn
+
+
+def test_all_new_texts_have_spans_with_their_roles(chatml: ChatTemplate) -> None:
+    parts = [{"type": "text", "text": "same"}, {"type": "text", "text": " same "}]
+    new: list[AnyMessage] = [
+        {"role": "user", "content": parts},
+        {"role": "tool", "content": "same"},
+        {"role": "tool", "content": ""},
+        Message("user", "@content@ same"),
+    ]
+    turn = chatml.turn("", [SYSTEM, USER, ANSWER, *new])
+    assert [turn.text[a:b] for a, b in turn.spans] == ["same", " same ", "same", "@content@ same"]
+    assert turn.roles == ("user", "user", "tool", "user")
+
+
+def test_a_text_that_the_template_looks_at_is_found_all_the_same(smol: Model) -> None:
+    source = (
+        "{% for m in messages %}[{% if '{' in m.content %}json {{ m.content }}{% else %}"
+        "{{ m.content | upper }}{% endif %}]{% endfor %}"
+    )
+    template = ChatTemplate.open(smol, Settings(chat_template=source))
+    turn = template.turn("", [Message("user", "{1}"), Message("user", "{2}")])
+    assert turn.text == "[json {1}][json {2}]" and [turn.text[a:b] for a, b in turn.spans] == ["{1}", "{2}"]
+
+
+def test_a_token_that_ends_an_answer_stands_in_place_of_the_templates_text_for_it(smol: Model) -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + m.content + '<file_sep>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+    )
+    template = ChatTemplate.open(smol, Settings(chat_template=source))
+    messages = [USER, ANSWER, MORE]
+    asked = "<|im_start|>user Why?<file_sep><|im_start|>assistant "
+    assert template.turn("...A cat.<|im_end|>", messages, closed=True).text == asked
+    assert template.turn("...A cat.", messages, closed=False).text == "<file_sep>" + asked
+
+
+def test_plain_names_know_no_tools_and_go_on_with_an_answer(gemma: Model) -> None:
+    plain = ChatTemplate.open(gemma, Settings())
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(TemplateUnsupported, match="no tools"):
+        plain.apply([USER], TemplateOptions(tools=[tool]))
+    goes_on = TemplateOptions(continue_final_message=True, json_schema={"type": "integer"})
+    applied = plain.apply([USER, ANSWER], goes_on)
+    assert applied.prompt == "User: Who wrote  this?\n\nAssistant: A cat." and applied.grammar is not None
+    for bad, options in (
+        ([], None),
+        ([USER], goes_on),
+        ([{"content": "x"}], None),
+        ([USER], TemplateOptions(json_schema={}, grammar="x")),
+    ):
+        with pytest.raises(InvalidRequest):
+            plain.apply(bad, options)  # type: ignore[arg-type]
 
 
 # Tokens of a turn

@@ -15,6 +15,7 @@ from kvmem_llama.engine.core import EngineCore
 from kvmem_llama.engine.engine import Engine
 from kvmem_llama.engine.model import Model
 from kvmem_llama.engine.requests import F32, I32, Decode, Decoded, Phase
+from kvmem_llama.engine.resources import open_resources
 from kvmem_llama.engine.scheduler import BatchReport
 from kvmem_llama.errors import (
     Cancelled,
@@ -29,6 +30,10 @@ from kvmem_llama.settings import Settings
 
 N_VIEW = 512
 WAIT = 300.0  # seconds; only a test that fails waits as long
+
+
+def opened(path: Path, settings: Settings) -> Engine:
+    return Engine(lambda: open_resources(path, settings))
 
 
 @dataclass
@@ -100,7 +105,7 @@ def test_one_task_computes_what_a_plain_loop_computes(smollm2: Path, n_ubatch: i
     settings = Settings(
         n_ctx=N_VIEW, n_ubatch=n_ubatch, cache_type_k=type_kv, cache_type_v=type_kv, n_threads=2
     )
-    with Engine.open(smollm2, settings) as engine:
+    with opened(smollm2, settings) as engine:
         assert engine.core.hooks is not None
         task = Greedy(ids, 24)
         answer = engine.submit(task).result(WAIT)
@@ -114,7 +119,7 @@ def test_one_task_computes_what_a_plain_loop_computes(smollm2: Path, n_ubatch: i
 def test_a_sliding_window_model_computes_what_a_plain_loop_computes(gemma3: Path) -> None:
     ids = prompt(150, seed=3)
     settings = Settings(n_ctx=N_VIEW, n_ubatch=64, n_threads=2)
-    with Engine.open(gemma3, settings) as engine:
+    with opened(gemma3, settings) as engine:
         task = Greedy(ids, 6)
         engine.submit(task).result(WAIT)
         expected = plain_logits(gemma3, engine, ids, 6, 64, type_kv="f16")
@@ -124,7 +129,7 @@ def test_a_sliding_window_model_computes_what_a_plain_loop_computes(gemma3: Path
 def test_a_model_without_hooks_still_decodes_under_full_context(tmp_path: Path) -> None:
     model = write_model(tmp_path / "gpt2.gguf", "gpt2")
     ids = prompt(90, seed=1, low=0, high=250)
-    with Engine.open(model, Settings(policy="full_context", n_ubatch=32, n_threads=2)) as engine:
+    with opened(model, Settings(policy="full_context", n_ubatch=32, n_threads=2)) as engine:
         assert engine.core.hooks is None
         assert engine.core.n_view == 256
         task = Greedy(ids, 8)
@@ -150,7 +155,7 @@ def test_a_failed_decode_ends_its_task_and_the_engine_goes_on(tmp_path: Path) ->
 
     ids = prompt(20, seed=1, low=0, high=250)
     settings = Settings(policy="full_context", n_ctx=64, n_ubatch=32, n_threads=2)
-    with Engine.open(model, settings) as engine:
+    with opened(model, settings) as engine:
         assert engine.core.pool.n_cells == 256  # as many as the model has learned positions
         before = engine.submit(Greedy(ids, 4)).result(WAIT)
         reports: list[BatchReport] = []
@@ -173,7 +178,7 @@ def test_a_cell_in_use_is_refused_by_name_and_the_engine_goes_on(smollm2: Path) 
             core.decoder.remove(core.seq)
             core.pool.free(cells)
 
-    with Engine.open(smollm2, Settings(n_ctx=N_VIEW)) as engine:
+    with opened(smollm2, Settings(n_ctx=N_VIEW)) as engine:
         before = engine.submit(Greedy(ids, 4)).result(WAIT)
         with pytest.raises(HookFailed):
             engine.submit(twice).result(WAIT)
@@ -183,7 +188,7 @@ def test_a_cell_in_use_is_refused_by_name_and_the_engine_goes_on(smollm2: Path) 
 def test_sequences_together_compute_what_each_does_alone_in_exact_mode(smollm2: Path) -> None:
     prompts = [prompt(150, seed=1), prompt(90, seed=2), prompt(33, seed=3)]
     settings = Settings(n_ctx=N_VIEW, n_parallel=3, n_ubatch=64, exact=True)
-    with Engine.open(smollm2, settings) as engine:
+    with opened(smollm2, settings) as engine:
         alone = [Greedy(ids, 16) for ids in prompts]
         for task in alone:
             engine.submit(task).result(WAIT)
@@ -199,7 +204,7 @@ def test_sequences_together_compute_what_each_does_alone_in_exact_mode(smollm2: 
 
 
 def test_raw_q_is_there_for_every_token_that_asked_for_it(smollm2: Path) -> None:
-    with Engine.open(smollm2, Settings(n_ctx=N_VIEW, n_parallel=2, n_ubatch=32)) as engine:
+    with opened(smollm2, Settings(n_ctx=N_VIEW, n_parallel=2, n_ubatch=32)) as engine:
         tasks = [Greedy(prompt(50, seed=1), 3, capture_q=True), Greedy(prompt(70, seed=2), 3)]
         for handle in [engine.submit(task) for task in tasks]:
             handle.result(WAIT)
@@ -210,7 +215,7 @@ def test_random_cancels_leave_the_engine_usable_and_the_other_sequence_right(smo
     rng = random.Random(11)
     ids, other_ids = prompt(100, seed=4), prompt(30, seed=5)
     settings = Settings(n_ctx=N_VIEW, n_parallel=2, n_ubatch=32, exact=True)
-    with Engine.open(smollm2, settings) as engine:
+    with opened(smollm2, settings) as engine:
         expected = engine.submit(Greedy(ids, 6)).result(WAIT)
         other_expected = engine.submit(Greedy(other_ids, 60)).result(WAIT)
         other = engine.submit(Greedy(other_ids, 60))
@@ -253,27 +258,27 @@ def _cancelled_after(n: int, task: Greedy):  # type: ignore[no-untyped-def]
 
 
 def test_tokens_stream_as_events(smollm2: Path) -> None:
-    with Engine.open(smollm2, Settings(n_ctx=N_VIEW)) as engine:
+    with opened(smollm2, Settings(n_ctx=N_VIEW)) as engine:
         task = engine.submit(Greedy(prompt(20, seed=1), 10))
         assert list(task.events()) == task.result(WAIT)
 
 
 def test_without_a_view_size_the_trained_window_is_used_and_a_larger_one_is_cut(smollm2: Path) -> None:
     for n_ctx in (0, 100_000):
-        with Engine.open(smollm2, Settings(n_ctx=n_ctx)) as engine:
+        with opened(smollm2, Settings(n_ctx=n_ctx)) as engine:
             assert engine.core.n_view == 8192
             assert engine.core.pool.n_cells >= 8192 * 1.12
             assert engine.core.pool.n_cells % 256 == 0
 
 
 def test_the_least_view_and_batch_work(smollm2: Path) -> None:
-    with Engine.open(smollm2, Settings(n_ctx=32, n_ubatch=1, n_parallel=4)) as engine:
+    with opened(smollm2, Settings(n_ctx=32, n_ubatch=1, n_parallel=4)) as engine:
         handles = [engine.submit(Greedy(prompt(3, seed=i), 2)) for i in range(6)]
         assert all(len(handle.result(WAIT)) == 3 for handle in handles)
 
 
 def test_closing_while_a_task_runs_ends_it(smollm2: Path) -> None:
-    engine = Engine.open(smollm2, Settings(n_ctx=N_VIEW))
+    engine = opened(smollm2, Settings(n_ctx=N_VIEW))
     started = threading.Event()
     task = engine.submit(Greedy(prompt(20, seed=1), 400), on_event=lambda event: started.set())
     started.wait(WAIT)
@@ -288,8 +293,8 @@ def test_closing_while_a_task_runs_ends_it(smollm2: Path) -> None:
 def test_two_engines_run_side_by_side(smollm2: Path) -> None:
     ids = prompt(30, seed=1)
     with (
-        Engine.open(smollm2, Settings(n_ctx=N_VIEW)) as first,
-        Engine.open(smollm2, Settings(n_ctx=N_VIEW)) as second,
+        opened(smollm2, Settings(n_ctx=N_VIEW)) as first,
+        opened(smollm2, Settings(n_ctx=N_VIEW)) as second,
     ):
         handles = [engine.submit(Greedy(ids, 8)) for engine in (first, second)]
         assert handles[0].result(WAIT) == handles[1].result(WAIT)
@@ -310,7 +315,7 @@ def test_what_cannot_be_opened_is_refused_by_name(
     tmp_path: Path, make, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text) as raised:
-        Engine.open(make(tmp_path), Settings(n_ctx=64))
+        opened(make(tmp_path), Settings(n_ctx=64))
     assert raised.value.hint  # type: ignore[attr-defined]
 
 
@@ -332,5 +337,5 @@ def test_cells_that_do_not_fit_into_memory_are_refused_before_they_are_made(smol
     patch = pytest.MonkeyPatch()
     patch.setattr(context_module, "free_memory", lambda: 50 << 20)
     with patch.context(), pytest.raises(OutOfMemory, match=r"9216 cells .* 50 MiB are free"):
-        Engine.open(smollm2, Settings())
+        opened(smollm2, Settings())
     patch.undo()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,24 +19,12 @@ from tiny_models import write_model
 from kvmem_llama.engine.requests import Phase
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import Cancelled, MandatoryTooLarge, ModelUnsupported
-from kvmem_llama.memory import invariants
-from kvmem_llama.memory.session import Session
 from kvmem_llama.settings import Settings
 from kvmem_llama.workspace import Workspace, WorkspaceEngine, open_engine
 
+pytestmark = pytest.mark.usefixtures("checked")
 GREEDY = SamplingParams(temp=0)
 EXACT = Settings(n_ctx=512, n_threads=2, exact=True, raw_k_type="f32")
-
-
-@pytest.fixture(autouse=True)
-def checked(monkeypatch) -> None:
-    monkeypatch.setattr(Session, "after_step", staticmethod(invariants.check))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "llama.gguf"
-    return write_model(path, "llama", quantization=gguf.GGMLQuantizationType.Q4_1)
 
 
 def ids(n: int, seed: int, n_vocab: int = 250) -> np.ndarray:

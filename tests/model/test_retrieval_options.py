@@ -5,32 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from tiny_models import write_model
 
 from kvmem_llama.engine.sampler import SamplingParams
-from kvmem_llama.memory import invariants
 from kvmem_llama.memory.retrieval import Query, Retriever
 from kvmem_llama.memory.session import Session
 from kvmem_llama.policies import KVMem
 from kvmem_llama.settings import Settings
 from kvmem_llama.workspace import Workspace, WorkspaceEngine, open_engine
 
+pytestmark = pytest.mark.usefixtures("checked")
 GREEDY = SamplingParams(temp=0)
 EXACT: dict[str, Any] = {"n_ctx": 512, "n_threads": 2, "exact": True, "raw_k_type": "f32"}
-
-
-@pytest.fixture(autouse=True)
-def checked(monkeypatch) -> None:
-    monkeypatch.setattr(Session, "after_step", staticmethod(invariants.check))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "llama.gguf"
-    return write_model(path, "llama", quantization=gguf.GGMLQuantizationType.Q4_1)
 
 
 def ids(n: int, seed: int) -> np.ndarray:

@@ -71,3 +71,41 @@ def test_any_split_into_tokens_gives_the_same_text(text: str, stop: str, data: s
     out, answer = pushed(pieces, (stop,))
     assert "".join(out) == text.partition(stop)[0]
     assert answer.stopped == (stop in text)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "released"),
+    [
+        ([b"one", b" ST", b"AR"], [1, 2, 3]),  # the space of the second is released with it
+        ([b"one", b"ST", b"AR"], [1, 1, 3]),
+        (["é".encode()[:1], "é".encode()[1:], b"x"], [0, 2, 3]),
+        ([b"", b"x"], [0, 2]),
+        ([b"one", b"", b"S", b"TOP"], [1, 1, 1, 1]),
+    ],
+)
+def test_a_token_is_released_with_the_first_character_that_it_begins(
+    pieces: list[bytes], released: list[int]
+) -> None:
+    answer = AnswerText(("STOP",))
+    told = []
+    for piece in pieces:
+        answer.push(piece)
+        told.append(answer.n_released)
+    assert told == released
+
+
+@given(st.text(alphabet="ab", max_size=30), st.text(alphabet="ab", min_size=1, max_size=4), st.data())
+def test_tokens_are_released_in_order_and_never_more_than_are_kept(
+    text: str, stop: str, data: st.DataObject
+) -> None:
+    answer, told = AnswerText((stop,)), [0]
+    rest = text.encode()
+    while rest and not answer.stopped:
+        n = data.draw(st.integers(1, len(rest)))
+        for piece in (rest[:n], b""):  # and a control token
+            if not answer.stopped:
+                answer.push(piece)
+        rest = rest[n:]
+        told.append(answer.n_released)
+    assert told == sorted(told) and told[-1] <= answer.n_kept
+    assert answer.stopping_word == (stop if answer.stopped else "")

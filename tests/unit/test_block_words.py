@@ -113,10 +113,12 @@ def test_words_after_any_life_are_those_of_the_tokens(tmp_path: Path, seed: int)
         engine = stack.enter_context(opened(tmp_path))
         names = ["w0"]
         live = {"w0": engine.workspace("w0")}
-        for i in range(1, 22):
+        for i in range(1, 26):
             name = rng.choice(names)
             ws = live[name]
-            act = rng.choice(["read", "read", "ask", "cancel", "cut", "search", "fork", "reopen", "delete"])
+            act = rng.choice(
+                ["read", "read", "ask", "cancel", "cut", "edit", "edit", "search", "fork", "reopen", "delete"]
+            )
             if act == "read":
                 read(ws, rng.randrange(1, 60), i)
             elif act == "ask":
@@ -124,6 +126,14 @@ def test_words_after_any_life_are_those_of_the_tokens(tmp_path: Path, seed: int)
             elif act == "cancel":
                 stream = ws.read_tokens(text(120, i))
                 stream.cancel()
+                with contextlib.suppress(Cancelled):
+                    stream.result()
+            elif act == "edit":
+                first, end = sorted(rng.randrange(ws.n_tokens + 1) for _ in range(2))
+                ids = ws.history()
+                stream = ws.rewrite(np.concatenate([ids[:first], text(rng.randrange(90), i), ids[end:]]))
+                if rng.random() < 0.3:
+                    stream.cancel()
                 with contextlib.suppress(Cancelled):
                     stream.result()
             elif act == "cut":

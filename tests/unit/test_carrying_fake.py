@@ -216,6 +216,8 @@ def test_a_process_that_is_killed_leaves_the_old_history_or_the_new_one(
     script = KILLED.format(tests=tests, point=point, folder=str(tmp_path / "data"))
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 9
     edit = np.concatenate([text(203), text(40, 5), text(900)[300:]])
+    root = Root(tmp_path / "data")
+    assert [verify_family(root, family).findings for family in root.family_ids()] == [[]]
     with opened() as engine, engine.workspace("notes") as ws:
         assert np.array_equal(ws.history(), edit if point == "rewrite.after" else text(900))
         assert [token for token, _ in rows(ws, engine.model)] == ws.history().tolist()

@@ -142,6 +142,7 @@ def test_reasoning_is_left_out_of_a_pipe_unless_it_is_wanted(chat: Run, script: 
     done = chat("one", "/think", "two", "/think off", "three", "/think maybe")
     assert done.out == "Yes.\nhm, well \nYes.\nYes.\n"
     assert "reasoning is shown" in done.err and "it is on or off" in done.err
+    assert script.thinking == [True, True, False]
 
 
 def test_copy_needs_a_terminal(chat: Run, script: Script) -> None:

@@ -21,7 +21,6 @@ from kvmem_llama.chat.completing import ChatCompleter
 from kvmem_llama.chat.exporting import jsonl, markdown
 from kvmem_llama.chat.markdown import MarkdownWriter
 from kvmem_llama.chat.pasting import Pasted
-from kvmem_llama.chat.reasoning import ReasoningSplitter, split_reasoning
 from kvmem_llama.chat.screen import collected, is_open, unquoted
 from kvmem_llama.chat.toolbar import short, size
 from kvmem_llama.conversation import Turn
@@ -40,7 +39,7 @@ class Page:
         return self.columns, self.rows
 
     def writer(self, *, render: bool = True) -> MarkdownWriter:
-        return MarkdownWriter(self.written, color="standard", size=self.size, render=lambda: render)
+        return MarkdownWriter(self.written, color=lambda: "standard", size=self.size, render=lambda: render)
 
     def lines(self) -> list[str]:
         """What can be read on it at the end, and above it."""
@@ -151,26 +150,6 @@ def test_no_letter_of_a_markdown_text_is_lost(text: str, n: int) -> None:
     writer.end()
     letters = [c for c in text if c in "ab日"]
     assert [c for line in page.lines() for c in line if c in "ab日"] == letters
-
-
-# -- reasoning
-
-
-@given(st.text(alphabet="a<>/think\n ", max_size=60), st.integers(1, 9))
-def test_reasoning_is_split_alike_however_the_text_comes(text: str, n: int) -> None:
-    splitter = ReasoningSplitter()
-    parts = [part for i in range(0, len(text), n) for part in splitter.push(text[i : i + n])]
-    parts += splitter.finish()
-    found = tuple("".join(p.text for p in parts if p.is_reasoning is kind) for kind in (True, False))
-    assert tuple(map(str.rstrip, found)) == tuple(map(str.rstrip, split_reasoning(text)))
-    if "<think>" not in text:
-        assert found == ("", text)
-
-
-def test_reasoning_stands_between_its_tags_at_the_start() -> None:
-    assert split_reasoning("\n<think>\na\n</think>\n\nb <think>c") == ("a", "b <think>c")
-    assert split_reasoning("<think>never ended") == ("never ended", "")
-    assert split_reasoning("b <think>c</think>") == ("", "b <think>c</think>")
 
 
 # -- what is typed

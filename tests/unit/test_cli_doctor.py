@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_models import truncate, write_model
+from fake_engine import FakeEngine
+from tiny_models import Shape, truncate, write_model
 
+import kvmem_llama.fitting  # noqa: F401  before a fixture puts stand-ins for the libraries below it
 from kvmem_llama import errors
 from kvmem_llama.calibration import CalibratedHead, Calibration, dump
 from kvmem_llama.cli.main import app
 from kvmem_llama.cli.options import spell_out
+from kvmem_llama.engine.machine import Machine
 from kvmem_llama.settings import OPTIONS
 
 Run = Callable[..., Any]
@@ -29,8 +32,6 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
         module = SimpleNamespace(load=lambda: here)
         monkeypatch.setitem(sys.modules, f"kvmem_llama.native.{name}", module)
         monkeypatch.setattr(f"kvmem_llama.native.{name}", module, raising=False)
-    plan = SimpleNamespace(cells_needed=lambda settings, n_view: n_view * settings.n_parallel)
-    monkeypatch.setitem(sys.modules, "kvmem_llama.engine.context", plan)
 
 
 @pytest.mark.usefixtures("built")
@@ -64,6 +65,49 @@ def test_doctor_shows_what_finds_blocks_and_the_size_of_its_indexes(run_kvmem: R
     search = run_kvmem("doctor", *options).events[0]["search"]
     assert search["calibration"] == "3 heads of tiny" and search["channels"] == "heads 0.60 + lexical 0.40"
     assert search["heads_bytes_per_token"] == search["used_bytes_per_token"] == 2 * 64 * 4.5 / 8
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_shows_the_plan_and_what_tokens_cost(run_kvmem: Run, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf")
+    (report,) = run_kvmem("doctor", "-m", str(model), "-ctk", "q8_0", "-ub", "0", "--json").events
+    plan = report["plan"]
+    assert plan["fits"] is True and plan["view_tokens"] == 2048 and plan["batch_tokens"] == 128
+    assert plan["view_is"] == "the window the model was trained with"
+    assert plan["cells_bytes_per_1000_tokens"] == 1000 * 2 * 2 * (64 * 8.5 + 64 * 16) / 8
+    assert plan["records_on_disk_bytes_per_1000_tokens"] == 1000 * 2 * 2 * 64 * 32 / 8
+    assert plan["index_of_mean_k_bytes_per_1000_tokens"] == 1000 * 2 * 2 * 64 * 2 / 32
+    parts = sum(plan[f"ram_{part}_bytes"] for part in ("program", "tokenizer", "cells", "capture", "compute"))
+    assert plan["ram_bytes"] == parts + plan["ram_repacked_weights_bytes"] + plan["ram_mapped_weights_bytes"]
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_refuses_what_does_not_fit_with_numbers_and_what_does(
+    run_kvmem: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    little = Machine(total=10**8, free=78_000_000, disk_free=10**9, cores=2)
+    monkeypatch.setattr("kvmem_llama.fitting.machine_for", lambda settings: little)
+    monkeypatch.setattr("kvmem_llama.sizing._PROGRAM", 20_000_000)
+    model = write_model(tmp_path / "m.gguf", Shape("llama", n_layer=8, n_ctx_train=65_536))
+    fitting = run_kvmem("doctor", "-m", str(model), "--json")
+    view = fitting.events[0]["plan"]["view_tokens"]
+    assert fitting.code == 0 and 0 < view < 8192 and view % 256 == 0
+    assert any("more does not fit RAM" in remark for remark in fitting.events[0]["plan"]["remark"])
+    done = run_kvmem("doctor", "-m", str(model), "-c", "65536", "--json")
+    plan = done.events[0]["plan"]
+    assert done.code == 5 and plan["fits"] is False and plan["view_tokens"] == 65_536
+    assert "of RAM (" in plan["error"] and f"These fit: -c {view};" in plan["hint"]
+    again = run_kvmem("doctor", "-m", str(model), *plan["hint"].split(":")[1].split(";")[0].split())
+    assert again.code == 0
+    assert f"These fit: -c {view}" in run_kvmem("doctor", "-m", str(model), "-c", "65536").out
+
+
+def test_what_a_plan_warns_of_is_said_before_the_answer(
+    run_kvmem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = SimpleNamespace(warnings=("the view is 4,096 of 131,072 tokens",))
+    monkeypatch.setattr(FakeEngine, "plan", plan)
+    assert "warning: the view is 4,096 of 131,072 tokens\n" in run_kvmem("ask", "q").err
 
 
 @pytest.mark.usefixtures("built")
@@ -151,7 +195,8 @@ def test_typer_never_prints_tracebacks_of_its_own() -> None:
 def test_public_names_are_those_of_all_and_each_has_a_home() -> None:
     import kvmem_llama
 
-    assert set(kvmem_llama._HOME) | {"__version__"} == set(kvmem_llama.__all__) == set(dir(kvmem_llama))
+    assert set(kvmem_llama.__all__) == set(dir(kvmem_llama))
+    assert set(kvmem_llama.__all__) - {"__version__", "aio"} <= set(kvmem_llama._HOME)
     assert kvmem_llama.Settings is __import__("kvmem_llama.settings", fromlist=["Settings"]).Settings
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kvmem_llama.nothing

@@ -229,7 +229,7 @@ def test_a_defect_is_said_without_a_traceback_unless_asked_for(run_kvmem: Run, s
         ["ask"], ["ask", "--foo", "q"], ["ask", "q", "extra"], ["frob"], ["ask", "-c"],
         ["ask", "-c", "-1", "q"],
         ["ask", "-c", "many", "q"], ["ask", "--temp", "nan", "q"], ["ask", "--policy", "lru", "q"],
-        ["ask", "-ub", "0", "q"], ["chat", "q"], ["doctor", "--mmap=1"],
+        ["ask", "-ub", "-1", "q"], ["chat", "q"], ["doctor", "--mmap=1"],
     ],
 )  # fmt: skip
 def test_wrong_usage_is_exit_code_two_and_at_most_two_lines(run_kvmem: Run, arguments: list[str]) -> None:

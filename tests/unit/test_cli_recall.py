@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_engine import Script
 
+from kvmem_llama.cli.recall_table import recall_lines
 from kvmem_llama.errors import MandatoryTooLarge
+from kvmem_llama.memory.positions import TokenPos, ViewPos
+from kvmem_llama.memory.report import RecalledBlock, RecallReport, RecallTimings
 
 Run = Callable[..., Any]
 
@@ -28,6 +32,15 @@ def test_blocks_are_shown_with_their_ranks(run_kvmem: Run, script: Script, tmp_p
         ["2", "0", "64..95", "device", "1"],
     ]
     assert "mean_k 1, lexical 3 (-)" in lines[0] and lines[0].endswith("the key is under")
+
+
+def test_marks_say_how_the_rows_of_a_block_came_to_be() -> None:
+    block = RecalledBlock(TokenPos(32), 32, 1, 0.5, "selected", ViewPos(32), False, "text")
+    marks = {"recomputed": "*", "carried": "+", "held": "=", "refreshed": "~"}
+    for name, mark in marks.items():
+        times = RecallTimings(0.0, 0.0, 0.0, 0.0)
+        report = RecallReport((replace(block, **{name: True}),), 64, 1, 1, times, False, False)
+        assert f" selected{mark} " in list(recall_lines(report))[-1]
 
 
 def test_as_json_it_is_one_object(run_kvmem: Run, script: Script) -> None:

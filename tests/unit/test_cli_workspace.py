@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from durable_run import make_memory, make_root
+from durable_run import Memory, make_memory, make_root
 from fake_engine import Script
 
 from kvmem_llama.store.root import Root
@@ -76,6 +78,26 @@ def test_verify_tells_of_damage_with_its_exit_code(run_kvmem: Run, root: Root) -
     assert run_kvmem("workspace", "verify", "notes", "--repair").code == 8
     assert run_kvmem("workspace", "verify", "notes").code == 0
     assert told(run_kvmem("workspace", "show", "notes", "--json"))["blocks_as_tokens"] > 0
+
+
+def test_verify_looks_at_all_families_whatever_the_first_one_is(run_kvmem: Run, root: Root) -> None:
+    first = root.find("old one").family
+    assert root.family_ids()[0] == first
+    with contextlib.closing(sqlite3.connect(root.folder / first / "catalog.sqlite")) as db, db:
+        db.execute("PRAGMA user_version=99")
+    done = run_kvmem("workspace", "verify", "--json")
+    found = json.loads(done.out)
+    assert done.code == 8 and [f["kind"] for f in found["findings"]] == ["family"]
+    assert "format 99" in found["findings"][0]["what"] and found["n_workspaces"] == 1
+    assert run_kvmem("workspace", "verify", "notes").code == 0
+
+
+def test_carried_blocks_are_counted(run_kvmem: Run, root: Root) -> None:
+    memory = Memory(root, root.find("notes"))
+    memory.rewrite(5, [1] * 20)
+    memory.close()
+    assert told(run_kvmem("workspace", "show", "notes", "--json"))["blocks_carried"] == 5
+    assert "blocks carried" in run_kvmem("workspace", "show", "notes").out
 
 
 def test_export_import_and_compact(run_kvmem: Run, root: Root, tmp_path: Path) -> None:
@@ -146,8 +168,9 @@ def test_a_file_that_was_read_before_is_read_again_with_a_note(
 ) -> None:
     (tmp_path / "a.txt").write_text("the text")
     script.read = [("a.txt", "the text")]
-    done = run_kvmem("ask", "q", "-w", "notes", "-f", str(tmp_path / "a.txt"))
-    assert done.code == 0 and "a.txt is in this workspace already" in done.err
+    for command in (("recall", "q"), ("chat",), ("ask", "q")):
+        done = run_kvmem(*command, "-w", "notes", "-f", str(tmp_path / "a.txt"))
+        assert done.code == 0 and "a.txt is in this workspace already" in done.err, command
     assert script.asked[-1][1] == [("a.txt", "the text")]
     (tmp_path / "a.txt").write_text("the text, changed")
     assert run_kvmem("ask", "q", "-w", "notes", "-f", str(tmp_path / "a.txt")).err == ""

@@ -12,9 +12,7 @@ from compaction_run import (
     VIEW,
     VOCAB,
     CompactionRun,
-    PlainTemplate,
     Writer,
-    plain_template,
     summary_writer,
     words,
 )
@@ -30,8 +28,8 @@ from kvmem_llama.policies.compacted import Compacted
 from kvmem_llama.policies.compaction import Compaction
 from kvmem_llama.policies.full_context import FullContext
 
-pytestmark = pytest.mark.usefixtures("checked", "template")
-checked, template, writer = checked_sessions, plain_template, summary_writer
+pytestmark = pytest.mark.usefixtures("checked")
+checked, writer = checked_sessions, summary_writer
 HOOKS = pytest.mark.parametrize("hooks", [True, False], ids=["hooks", "no hooks"])
 NOTHING = np.zeros(0, np.int32)
 
@@ -135,7 +133,7 @@ def test_a_model_that_writes_nothing_leaves_the_summary_as_it_was(writer: Writer
 
 def test_a_summary_ends_where_the_template_says_a_turn_ends(writer: Writer) -> None:
     run = CompactionRun()
-    stop = VOCAB.tokenize(PlainTemplate.stop_strings[0]).tolist()
+    stop = VOCAB.tokenize("\nUser:").tolist()
     pieces = {72: b"\n"}  # the fake vocabulary has no line end of its own
     usual = FakeVocab.piece
     vocab: Any = run.core.model.vocab
@@ -407,7 +405,7 @@ def test_events_name_every_phase_and_hold_nothing_of_a_summary() -> None:
     assert isinstance(run.events[-1], Finished) and run.events[-1].result is result
     assert "".join(e.text for e in run.events if isinstance(e, TextPiece)) == result.text
     assert set(result.timings) == {
-        "read_s", "summary_s", "recall_s", "query_s", "decode_s", "total_s"
+        "read_s", "summary_s", "score_s", "query_s", "decode_s", "total_s"
     } and result.timings["summary_s"] > 0  # fmt: skip
 
 

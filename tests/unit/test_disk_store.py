@@ -252,6 +252,23 @@ def test_a_missing_or_damaged_segment_gets_no_more_records(tmp_path: Path) -> No
     again.close()
 
 
+@pytest.mark.parametrize("n_records", [1, 3 * SLOTS])
+def test_other_segments_take_the_records_of_missing_ones(tmp_path: Path, n_records: int) -> None:
+    """However many of them are made for it."""
+    rows = [SegmentRow(1, SLOTS), SegmentRow(2, SLOTS)]
+    numbers = count(3)
+
+    def grow() -> SegmentRow:
+        return create_segment(Files(), tmp_path, next(numbers), SLOTS, FORMAT)
+
+    store = DiskStore(tmp_path, FORMAT, segments=rows, grow=grow, files=Files())
+    done = store.place([record(seed) for seed in range(n_records)])
+    assert done.error is None and len(done.locations) == n_records
+    assert {at.segment for at in done.locations} <= {3, 4, 5}
+    assert store.place([record(99)]).error is None
+    store.close()
+
+
 @pytest.mark.parametrize("n_segments", [0, 1, 3])
 def test_a_folder_that_is_missing_is_an_error_once_every_segment_was_tried(
     tmp_path: Path, n_segments: int

@@ -16,6 +16,7 @@ import typer
 from tiny_models import write_model
 
 from kvmem_llama.cli.main import app
+from kvmem_llama.server.flags import FLAGS as SERVER_FLAGS
 from kvmem_llama.settings import OPTIONS
 
 REPO = Path(__file__).resolve().parents[2]
@@ -201,10 +202,11 @@ def subcommands() -> dict[str, set[str]]:
     """Subcommand -> its flags."""
     group: Any = typer.main.get_command(app)
     table = {flag for option in OPTIONS for flag in option.flags}
-    return {
+    known = {
         name: table.union(*((*p.opts, *p.secondary_opts) for c in leaves(command) for p in c.params))
         for name, command in group.commands.items()
     }
+    return known | {"serve": known["serve"] | set(SERVER_FLAGS)}  # it reads its command line itself
 
 
 def leaves(command: Any) -> list[Any]:
@@ -248,7 +250,7 @@ def test_the_python_example_of_the_readme_runs(
     model = write_model(tmp_path / "model.gguf", "llama")
     (tmp_path / "notes.md").write_text("The quick brown fox jumps over the lazy dog.\n" * 40)
     monkeypatch.chdir(tmp_path)
-    resolve: Callable[..., Path] = lambda spec, cache: model  # noqa: E731
+    resolve: Callable[..., Path] = lambda spec, cache, notify=None: model  # noqa: E731
     monkeypatch.setattr("kvmem_llama.models.resolve", resolve)
     (example,) = blocks(README, "python")
     exec(compile(example, "README.md", "exec"), {})

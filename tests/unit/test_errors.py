@@ -24,6 +24,8 @@ EXAMPLES: dict[str, KvmemError] = {
     "LibraryMismatch": errors.LibraryMismatch("ABI 1, wanted 2"),
     "KernelsMissing": errors.KernelsMissing("libkvmem_kernels.so not found"),
     "MandatoryTooLarge": errors.MandatoryTooLarge(700, 512),
+    "NotOffered": errors.NotOffered("Llama.embed", "its vectors are not kept"),
+    "DoesNotFit": errors.DoesNotFit("a view of 8,192 tokens needs 9.0 GB of RAM", hint="These fit: -c 4096."),
     "InvalidOption": errors.InvalidOption("-c", -1, "must be at least 0"),
     "InvalidRequest": errors.InvalidRequest("Field 'tools': must be a list"),
     "DecodeFailed": errors.DecodeFailed(-3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from kvmem_llama.errors import LibraryMismatch, LibraryMissing
 from kvmem_llama.native import library
+from kvmem_llama.native.binding import late_package, version_of
 from kvmem_llama.native.cdef import ABI_VERSION, CDEF
 
 REPO = Path(__file__).resolve().parents[2]
@@ -160,7 +162,7 @@ def test_no_llama_cpp_at_all_is_said_with_what_to_run(monkeypatch: pytest.Monkey
 
 
 def test_a_dependency_that_llama_cpp_lacks_is_named(site: Path) -> None:
-    (site / "llama_cpp" / "__init__.py").write_text("import no_such_package_here\n")
+    (site / "llama_cpp" / "llama_cpp.py").write_text("import no_such_package_here\n")
     with pytest.raises(LibraryMissing, match="needs the Python package 'no_such_package_here'"):
         library.load()
 
@@ -244,3 +246,24 @@ def test_the_unpatched_library_is_refused_in_a_fresh_process(stock_lib: Path) ->
     assert str(stock_lib.resolve()) in said
     assert "is a stock llama.cpp library" in said
     assert "LLAMA_CPP_LIB_PATH leads there: unset it" in said
+
+
+def test_a_late_package_runs_when_a_name_of_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "late_example"
+    folder.mkdir()
+    (folder / "__init__.py").write_text('__version__ = "7.1"\nfrom .part import x\nran = [x]\n')
+    (folder / "part.py").write_text("x = 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = late_package("late_example")
+    assert importlib.import_module("late_example.part").x == 5 and "ran" not in vars(package)
+    assert version_of(package) == "7.1" and not hasattr(package, "__wrapped__") and "ran" not in vars(package)
+    assert importlib.import_module("late_example") is package and package.ran == [5]
+    assert version_of(package) == "7.1" and late_package("late_example") is package
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = package.nothing
+    with pytest.raises(ModuleNotFoundError):
+        late_package("late_example_that_is_not_there")
+    monkeypatch.delitem(sys.modules, "late_example")
+    monkeypatch.delitem(sys.modules, "late_example.part")

@@ -13,8 +13,8 @@ from fake_durable import Engine, engine_on
 from fake_model import END, FakeSampler, FakeVocab
 from fake_run import checked_sessions
 
-from kvmem_llama import workspace as module
-from kvmem_llama.engine.chat_template import Message, Turn
+from kvmem_llama.engine import core
+from kvmem_llama.engine.chat_template import Message, Turn, as_json
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.engine.turn_tokens import tokenize_turn
 from kvmem_llama.errors import InputError
@@ -33,18 +33,23 @@ SAID: list[int] = []
 class WholeTemplate:
     """`s:system<end>u:question<end>a:answer<end>`."""
 
-    stop_strings = ()
+    @classmethod
+    def open(cls, model: Any, settings: Any) -> Any:
+        return cls()
 
-    def __init__(self, vocab: Any = None, template: Any = None) -> None: ...
+    def close(self) -> None: ...
 
-    def turn(self, history: str, messages: Sequence[Message], *, closed: bool | None = None) -> Turn:
-        text, spans = "", []
-        for message in messages:
+    def turn(
+        self, history: str, messages: Sequence[Any], *, closed: bool | None = None, options: Any = None
+    ) -> Turn:
+        text, spans, found = "", [], [as_json(message) for message in messages]
+        for message in found:
             start = len(text) + 2
-            text += f"{message.role[0]}:{message.content}<end>"
-            spans.append((start, start + len(message.content)))
-        n_old = max((i + 1 for i, m in enumerate(messages) if m.role == "assistant"), default=0)
-        return Turn(text + "a:", tuple(spans[n_old:]))
+            text += f"{message['role'][0]}:{message['content']}<end>"
+            spans.append((start, start + len(message["content"])))
+        roles = [message["role"] for message in found]
+        n_old = max((i + 1 for i, role in enumerate(roles) if role == "assistant"), default=0)
+        return Turn(text + "a:", tuple(spans[n_old:]), tuple(roles[n_old:]))
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
         return np.concatenate(parts[:-1])
 
     monkeypatch.setattr(FakeVocab, "tokenize", tokenize)
-    monkeypatch.setattr(module, "ChatTemplate", WholeTemplate)
+    monkeypatch.setattr(core, "ChatTemplate", WholeTemplate)
     monkeypatch.setattr(FakeSampler, "sample", lambda self, logits: SAID.pop(0))
 
 
@@ -252,7 +257,8 @@ def test_contents_may_be_lists_of_texts_or_missing() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     empty = {"role": "assistant", "content": None}
     found = messages_of([user("?"), empty, {"role": "user", "content": parts}])
-    assert found == [Message("user", "?"), Message("assistant", ""), Message("user", "a\nb")]
+    assert found == [user("?"), {"role": "assistant", "content": ""}, {"role": "user", "content": parts}]
+    assert messages_of([Message("user", "a\ud800")]) == [user("a?")]
 
 
 def ids(text: str) -> Any:
@@ -293,11 +299,11 @@ def test_a_tools_text_is_not_a_users() -> None:
     vocab: Any = FakeVocab()
     messages = messages_of([user("hi"), {"role": "assistant", "content": "so"}, user("do it")])
     turn = WholeTemplate().turn("", messages)
-    assert user_marks(vocab, messages, turn, ids(turn.text)) is None
-    messages.append(Message("tool", "done"))
+    assert user_marks(vocab, turn, ids(turn.text)) is None
+    messages.append({"role": "tool", "content": "done", "tool_call_id": "1"})
     turn = WholeTemplate().turn("", messages)
     tokens = tokenize_messages(vocab, turn, ids("")).tokens
-    marks = user_marks(vocab, messages, turn, tokens)
+    marks = user_marks(vocab, turn, tokens)
     assert marks is not None and vocab.detokenize(tokens[marks]) == b"do it"
 
 

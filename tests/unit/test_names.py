@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from kvmem_llama.store.files import Files
 from kvmem_llama.store.holding import Holding
 from kvmem_llama.store.names import Place, checked_name, is_id, new_id
 from kvmem_llama.store.root import Root
+from kvmem_llama.store.schema import FORMAT
 
 ODD = [
     "notes", "my notes", " ", "..", ".", "/", "../../etc/passwd", "/tmp/x", "a/b", "C:\\x", "ünïcödé",
@@ -157,6 +160,31 @@ def test_a_catalog_that_cannot_be_read_hides_no_other_and_is_listed(root: Root) 
     assert [item.row.name if item.row else type(item.error) for item in listed] == ["one", CatalogDamaged]
     root.create("three", make_binding())
     assert root.find("three") and root.find("one") == one
+
+
+@pytest.mark.parametrize("version", [FORMAT + 1, 1])
+def test_a_family_of_another_format_keeps_its_names_and_no_others(root: Root, version: int) -> None:
+    old = root.create("old", make_binding())
+    path = root.folder / old.family / "catalog.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute(f"PRAGMA user_version={version}")
+    (root.folder / "names.json").unlink()
+    with pytest.raises(WorkspaceNotFound) as missing:
+        root.find("new")
+    assert not missing.value.may_exist
+    with pytest.raises(WorkspaceNotFound, match="format") as missing:
+        root.find("old")
+    assert missing.value.may_exist
+    new = root.create("new", make_binding())
+    assert root.find("new") == new
+    for take in (lambda: root.create("old", make_binding()), lambda: root.rename(new, "old")):
+        with pytest.raises(WorkspaceExists):
+            take()
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("ALTER TABLE workspaces RENAME TO others")
+    with pytest.raises(WorkspaceNotFound) as missing:
+        root.find("newer")
+    assert missing.value.may_exist  # nobody knows
 
 
 def test_two_of_one_name_are_told_apart_by_their_ids(root: Root) -> None:

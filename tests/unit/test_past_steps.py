@@ -12,7 +12,7 @@ from fake_run import FakeTemplate, Run, asked, checked_sessions, request, text, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmem_llama import workspace as module
+from kvmem_llama.engine import core
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.memory.past_steps import PastSteps
 from kvmem_llama.workspace import Workspace
@@ -107,7 +107,7 @@ def test_an_interrupted_read_belongs_to_the_step_that_takes_it_up() -> None:
 def test_ages_and_the_newest_users_text_survive_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ChatTemplate", FakeTemplate)
+    monkeypatch.setattr(core, "ChatTemplate", FakeTemplate)
     none = np.zeros(20, np.bool_)
 
     def facts(ws: Workspace) -> tuple[list[int], object]:

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from fake_durable import engine_on
+from fake_model import FakeSampler
 from fake_run import FakeTemplate, checked_sessions, faked_template, text
 
-from kvmem_llama import workspace as module
+from kvmem_llama.engine import core
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import InvalidOption, StoreFull, StoreLocked, WorkspaceNotFound
+from kvmem_llama.memory import answering
 from kvmem_llama.store.root import Root
 from kvmem_llama.workspace import Workspace, WorkspaceEngine
 
@@ -111,7 +113,8 @@ def test_a_reader_outlives_a_writer_that_truncates_and_deletes(opened: Open) -> 
 
 
 def _write(folder: Path, started: Any, go_on: Any) -> None:
-    module.ChatTemplate = FakeTemplate  # type: ignore[misc, assignment]
+    core.ChatTemplate = FakeTemplate  # type: ignore[misc, assignment]
+    answering.Sampler = FakeSampler  # type: ignore[misc, assignment]
     with engine_on(folder) as engine, engine.workspace("notes") as ws:
         started.set()
         go_on.wait(60)

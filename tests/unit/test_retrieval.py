@@ -12,7 +12,7 @@ from mean_k_data import Model
 from numpy.random import default_rng
 
 from kvmem_llama.calibration import CalibratedHead, Calibration
-from kvmem_llama.memory.channels import Channels
+from kvmem_llama.memory.channels import SHARES, STRANGE_SHARES, UNCALIBRATED, Channels, shares_for
 from kvmem_llama.memory.indexes import Indexes
 from kvmem_llama.memory.query_rows import ScoredLayers
 from kvmem_llama.memory.retrieval import Query, Retriever, fuse, interleave, spread
@@ -213,6 +213,18 @@ def test_a_fusion_keeps_a_part_for_each_channel_and_puts_first_what_both_find() 
         assert {0, 1} <= set(best) and {3, 4} <= set(best) and 7 not in best  # block 7 has no score
     assert fuse(scores, orders, equal, {}, 4).tolist() == [0, 3, 1, 4]  # no joint part
     assert fuse({"heads": heads * 0}, {"heads": orders["heads"][:0]}, {"heads": 0.5}, equal, 4).tolist() == []
+
+
+def test_a_question_of_strange_words_goes_to_the_heads() -> None:
+    assert shares_for(SHARES, 0.5) == SHARES and shares_for(SHARES, 0.05) == STRANGE_SHARES
+    assert shares_for(UNCALIBRATED, 0.0) == UNCALIBRATED
+    texts, ids = BlockTexts(text_of, BLOCK), np.full(3 * BLOCK, 1, np.int32)  # "red " over and over
+    ids[BLOCK] = 3  # "green "
+    for words, least, most in (("green", 0.3, 1), ("green zebra quagga okapi", 0, 0.2), ("zebra", 0, 0)):
+        scores, whole = texts.search(words, lambda a, b: ids[a:b], 3)
+        assert least <= scores.max() / whole <= most
+    assert texts.search("", lambda a, b: ids[a:b], 3)[1] == 0
+    texts.close()
 
 
 def test_neighbours_get_half() -> None:

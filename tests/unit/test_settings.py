@@ -53,7 +53,7 @@ def test_words_of_llama_cpp_stand_for_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n_ctx", -1), ("n_ctx", 2**31), ("n_ubatch", 0), ("block_size", 0), ("n_sink", 33), ("n_sink", -2),
+        ("n_ctx", -1), ("n_ctx", 2**31), ("n_ubatch", -1), ("block_size", 0), ("n_sink", 33), ("n_sink", -2),
         ("n_recent", -2), ("n_reserve", -5), ("n_query", 0), ("n_parallel", 0), ("temp", float("nan")),
         ("temp", float("inf")), ("top_p", 1.5), ("min_p", -0.1), ("seed", 2**32), ("cache_type_k", "f15"),
         ("policy", "lru"), ("position_mode", ""), ("slack", 2.0), ("max_moves", -1), ("compact_ratio", 0.5),
@@ -81,7 +81,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_copies_are_checked_too() -> None:
     with pytest.raises(InvalidOption):
-        dataclasses.replace(Settings(), n_ubatch=0)
+        dataclasses.replace(Settings(), n_ubatch=-1)
     assert Settings(block_size=16).n_sink == 16
     assert Settings(block_size=16, n_sink=0).n_sink == 0
 

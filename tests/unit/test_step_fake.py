@@ -3,6 +3,8 @@ the right view position (fake_model.check_before_decode), every finished step th
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import fake_model
@@ -12,6 +14,8 @@ from fake_run import BASE, Run, asked, checked_sessions, records, request, same,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvmem_llama.engine.grammar import AnswerGrammar
+from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import InvalidOption, MandatoryTooLarge
 
 pytestmark = pytest.mark.usefixtures("checked")
@@ -368,3 +372,19 @@ def test_a_token_that_was_asked_for_is_found() -> None:
     best = next(b for b in report.blocks if b.rank == 1)
     assert best.start == 400 and best.why == "selected" and not best.resident
     assert best.text == fake_model.FakeVocab().detokenize(tokens[400:408]).decode()
+
+
+@pytest.mark.parametrize("length", [10, 5000])
+def test_of_a_long_grammar_only_the_hash_is_stored(length: int) -> None:
+    run, session = asked(100)
+    stored: list[str] = []
+    commit = session.history.commit
+    session.history.commit = lambda facts: (stored.append(facts.options), commit(facts))[1]  # type: ignore[method-assign]
+    grammar = AnswerGrammar(f'root ::= "{"x" * length}"', lazy=True)
+    asked_for = dataclasses.replace(request(text(20, 1), 2), sampling=SamplingParams(temp=0, grammar=grammar))
+    run.step(session, asked_for)
+    found = json.loads(stored[0])["sampling"]["grammar"]
+    if length < 100:
+        assert found["grammar"] == grammar.grammar and found["lazy"]
+    else:
+        assert found["n_characters"] == len(grammar.grammar) and len(stored[0]) < 2000

@@ -1,21 +1,21 @@
-# ruff: noqa: RUF001  # the bars of DeepSeek's tokens
 """Chat templates of many model families: prompts with tools, grammars, and answers read whole and in pieces.
 
-The templates are those that lie in llama.cpp's source; what the models would write is written down here.
+The templates are those that lie in llama.cpp's source; what the models would write is in families.py.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+from fake_model import FakeVocab
+from families import ARGUMENTS, ARGUMENTS_TEXT, CALL_TEXT, FAMILIES, FOLDER, THOUGHT, TOOLS
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kvmem_llama.engine.answer_parser import AnswerParser, ParsedMessage, ToolCall
+from kvmem_llama.engine.chat_template import ChatTemplate, Message
 from kvmem_llama.engine.templates import (
     AppliedTemplate,
     ChatTemplates,
@@ -25,74 +25,8 @@ from kvmem_llama.engine.templates import (
 from kvmem_llama.errors import InvalidRequest, OutputMismatch, TemplateUnsupported
 from kvmem_llama.native import chat_shim
 
-FOLDER = Path(__file__).parents[2] / "vendor/build/stock/llama.cpp/models/templates"
 ALL = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 QUESTION = {"role": "user", "content": "What will the weather be?"}
-ARGUMENTS = {"city": 'São "Paulo"', "days": 3}
-ARGUMENTS_TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
-THOUGHT = "They want the weather."
-CALL_TEXT = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS_TEXT}}}\n</tool_call>'
-
-
-def function(name: str, properties: dict[str, object], required: list[str]) -> dict[str, object]:
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": f"Calls {name}", "parameters": parameters},
-    }
-
-
-TOOLS = [
-    function("get_weather", {"city": {"type": "string"}, "days": {"type": "integer"}}, ["city"]),
-    function("get_time", {}, []),
-]
-
-
-@dataclass(frozen=True)
-class Family:
-    """What a model of one family writes when it calls get_weather."""
-
-    answer: str
-    content: str = ""
-    reasoning: str = ""
-    has_trigger: bool = True  # a lazy grammar can wait for the call
-
-
-FAMILIES = {
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": Family(CALL_TEXT),
-    "Qwen-Qwen3-0.6B": Family(
-        f"<think>\n{THOUGHT}\n</think>\n\nI look.{CALL_TEXT}", content="I look.", reasoning=THOUGHT
-    ),
-    "Qwen-QwQ-32B": Family(f"{THOUGHT}\n</think>\n\n{CALL_TEXT}", reasoning=THOUGHT),
-    "Qwen3-Coder": Family(
-        "I look.<tool_call>\n<function=get_weather>\n<parameter=city>\n"
-        f"{ARGUMENTS['city']}\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
-        content="I look.",
-    ),
-    "meta-llama-Llama-3.1-8B-Instruct": Family(
-        f'{{"name": "get_weather", "parameters": {ARGUMENTS_TEXT}}}', has_trigger=False
-    ),
-    "mistralai-Mistral-Nemo-Instruct-2407": Family(
-        f'[TOOL_CALLS][{{"name": "get_weather", "arguments": {ARGUMENTS_TEXT}, "id": "call00001"}}]'
-    ),
-    "deepseek-ai-DeepSeek-V3.2": Family(
-        f'{THOUGHT}</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
-        f'<｜DSML｜parameter name="city" string="true">{ARGUMENTS["city"]}</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-        reasoning=THOUGHT,
-    ),
-    "google-gemma-4-31B-it": Family(
-        f"<|channel>thought\n{THOUGHT}\n<channel|>"
-        f'<|tool_call>call:get_weather{{city:<|"|>{ARGUMENTS["city"]}<|"|>,days:3}}<tool_call|>',
-        reasoning=THOUGHT,
-    ),
-    "openai-gpt-oss-120b": Family(
-        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>commentary "
-        f"to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS_TEXT}",
-        reasoning=THOUGHT,
-    ),
-}
 
 pytestmark = pytest.mark.skipif(not ALL, reason="llama.cpp's source is not here")
 
@@ -294,6 +228,21 @@ def test_every_template_of_llama_cpp_renders_and_reads_an_answer(name: str) -> N
     assert QUESTION["content"] in template.prompt
     with template.open_parser() as parser:
         assert parser.parse("", is_partial=True).tool_calls == ()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_texts_are_found_in_what_every_template_makes_of_them(name: str) -> None:
+    with opened(name) as templates:
+        template = ChatTemplate(FakeVocab(), templates)  # type: ignore[arg-type]
+        first = template.turn("", [Message("system", "Be  brief."), Message("user", " Where? ")])
+        assert [first.text[a:b].strip() for a, b in first.spans] == ["Be  brief.", "Where?"]
+        assert first.roles == ("system", "user") and first.text == first.applied.prompt
+        messages = [Message("user", "Where?"), Message("assistant", "There."), Message("user", "Why?")]
+        turn = template.turn(f"...{first.text}There", messages, closed=False)
+        assert [turn.text[a:b] for a, b in turn.spans] == ["Why?"]
+        assert turn.text.endswith(turn.applied.generation_prompt) and "There" not in turn.text
+        before, after = template.around()
+        assert f"{before}Why?{after}" in turn.text and "Where?" not in turn.text
 
 
 def test_a_json_schema_becomes_a_grammar() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from compaction_run import SINK, VIEW, VOCAB, CompactionRun, plain_template
+from compaction_run import SINK, VIEW, VOCAB, CompactionRun
 from fake_run import checked_sessions, request, text
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +22,8 @@ from kvmem_llama.policies import text_retrieval as module
 from kvmem_llama.policies.compaction import Compaction
 from kvmem_llama.policies.text_retrieval import CompactionRetrieval
 
-pytestmark = pytest.mark.usefixtures("checked", "template")
-checked, template = checked_sessions, plain_template
+pytestmark = pytest.mark.usefixtures("checked")
+checked = checked_sessions
 HOOKS = pytest.mark.parametrize("hooks", [True, False], ids=["hooks", "no hooks"])
 BLOCK = 8
 
@@ -74,7 +74,7 @@ def index() -> WordIndex:
 
 
 def found(index: WordIndex, said: str) -> dict[int, float]:
-    numbers, scores = index.search(said)
+    numbers, scores, _ = index.search(said)
     assert np.all(scores > 0) and np.all(np.diff(numbers) > 0)
     return dict(zip(numbers.tolist(), scores.tolist(), strict=True))
 

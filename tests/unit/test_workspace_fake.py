@@ -240,7 +240,7 @@ def said_of(workspace: Workspace, n: int) -> str:
 
 def test_only_messages_of_the_history_are_taken_for_its_end() -> None:
     """The rendering begins with the system prompt, as the history does: nothing is missing in between."""
-    template = FakeTemplate(None, None)
+    template = FakeTemplate()
     it = Conversation(fake_model.FakeVocab(), template, "sys")  # type: ignore[arg-type]
     history = fake_model.FakeVocab().tokenize("(sys)[one]:HIJ")
     it.answered(0, 0, 11, "HIJ", [40, 41, 42])

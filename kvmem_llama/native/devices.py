@@ -1,0 +1,37 @@
+"""GPUs that the library can use, as their drivers tell them: no model and no context is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import cffi
+
+GPU_TYPES: Final = (1, 2)  # enum ggml_backend_dev_type: GPU, integrated GPU
+
+_CDEF: Final = """
+    size_t ggml_backend_dev_count(void);
+    void * ggml_backend_dev_get(size_t index);
+    int ggml_backend_dev_type(void * device);
+    const char * ggml_backend_dev_description(void * device);
+    void ggml_backend_dev_memory(void * device, size_t * free, size_t * total);
+"""
+
+
+def gpu_memory(path: Path) -> list[tuple[str, int, int]]:
+    """(name, bytes in all, bytes free) of each GPU of the library at `path`; empty if it has none."""
+    ffi = cffi.FFI()
+    ffi.cdef(_CDEF)
+    try:
+        lib: Any = ffi.dlopen(str(path))
+        found = []
+        for index in range(lib.ggml_backend_dev_count()):
+            device = lib.ggml_backend_dev_get(index)
+            if lib.ggml_backend_dev_type(device) in GPU_TYPES:
+                free, total = ffi.new("size_t *"), ffi.new("size_t *")
+                lib.ggml_backend_dev_memory(device, free, total)
+                name = ffi.string(lib.ggml_backend_dev_description(device)).decode(errors="replace")
+                found.append((name, int(total[0]), int(free[0])))
+        return found
+    except (OSError, AttributeError):  # another build: a function may be missing, or elsewhere
+        return []

@@ -1,0 +1,1 @@
+"""How an answer is told: one module for each API."""

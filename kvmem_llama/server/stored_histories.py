@@ -1,0 +1,66 @@
+"""The histories of requests that an earlier server has left on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ..errors import StoreError
+from ..native.layout import I32
+from ..store.content import iter_steps, read_tokens
+from ..store.names import Place
+from ..store.root import Root
+from .auth import split_name, stored_name
+
+_PREFIX: Final = "auto-"
+_N_NEWEST: Final = 256  # older ones are not looked at
+
+
+def new_name(owner: str) -> str:
+    """A name in the store for a history that no client has named."""
+    return stored_name(owner, f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A history on disk that a request without a name may belong to."""
+
+    name: str  # in the store
+    owner: str
+    place: Place
+
+
+def find_stored(root: Root) -> list[Stored]:
+    """The newest ones, oldest first. What cannot be read is left out."""
+    rows = []
+    with contextlib.suppress(StoreError):
+        rows = [(item.row, item.place) for item in root.list() if item.row is not None]
+    rows.sort(key=lambda item: item[0].used)
+    found = []
+    for row, place in rows[-_N_NEWEST:]:
+        owner, shown = split_name(row.name)
+        if shown.startswith(_PREFIX):
+            found.append(Stored(row.name, owner, place))
+    return found
+
+
+def read_stored(root: Root, place: Place) -> tuple[I32, int]:
+    """Token ids of a history, [n], and how many of them come before its last answer; nothing is opened.
+
+    Raises StoreError.
+    """
+    with root.family(place.family, read_only=True) as family, family.catalog.snapshot() as db:
+        row = next((row for row in family.present() if row.id == place.workspace), None)
+        if row is None:
+            return np.empty(0, np.int32), 0
+        tokens = read_tokens(db, row.lineage, 0, row.n_tokens)
+        end = row.n_tokens
+        for step in iter_steps(db, row.lineage):
+            end = int(json.loads(step.options or "{}").get("answer_start", step.end))
+        return tokens, min(end, row.n_tokens)

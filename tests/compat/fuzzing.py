@@ -1,0 +1,45 @@
+"""schemathesis on the OpenAPI page of a running server: no answer of 500 or above but 501 and 503."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from servers import Server
+
+NOT_GENERATING: Final = (
+    r"^/(tokenize|detokenize|apply-template|props|slots|health|lora|kvmem"
+    r"|v1/(models|messages/c|responses/i|chat/completions/i))"
+)
+"""Routes whose answers take no time."""
+
+_CONFIG: Final = """[checks]
+not_a_server_error.expected-statuses = ["2xx", "4xx", "501", "503"]
+"""
+
+
+def fuzz(server: Server, *, seconds: int, only: str = "", n_examples: int = 100, seed: int = 1) -> str:
+    """What schemathesis says of `seconds` seconds of requests. Raises AssertionError where it finds any.
+
+    only: pattern of paths; empty: all.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "schemathesis.toml"
+        config.write_text(_CONFIG)
+        command = [
+            sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run",
+            f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--max-time", str(seconds),
+            "--phases", "examples,coverage,fuzzing", "--max-examples", str(n_examples), "--seed", str(seed),
+            "--request-timeout", "60", "--no-shrink", "--no-color", "--continue-on-failure",
+            "--generation-database", "none", "--warnings", "off", "--suppress-health-check", "all",
+        ]  # fmt: skip
+        if only:
+            command += ["--include-path-regex", only]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=seconds * 3 + 120)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert re.search(r"[1-9]\d* (generated|passed|test cases)|\d+ passed", done.stdout), done.stdout[-2000:]
+    return done.stdout
