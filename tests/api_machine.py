@@ -461,6 +461,8 @@ class ApiMachine(RuleBasedStateMachine):
         assert self.engine.call(lambda core: core.pool.n_used) == 0
         shared = self.engine.shelf._shared
         assert shared is None or shared.pool.n_bytes == 0
+        self.engine.model.batches.clear()  # the fake model's own notes
+        self.engine.model.writes.clear()
         self.taken.append(Memory.of(self.engine))
 
 

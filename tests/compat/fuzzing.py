@@ -22,10 +22,12 @@ not_a_server_error.expected-statuses = ["2xx", "4xx", "501", "503"]
 """
 
 
-def fuzz(server: Server, *, seconds: int, only: str = "", n_examples: int = 100, seed: int = 1) -> str:
+def fuzz(
+    server: Server, *, seconds: int, only: str = "", n_examples: int = 100, seed: int = 1, patience: int = 60
+) -> str:
     """What schemathesis says of `seconds` seconds of requests. Raises AssertionError where it finds any.
 
-    only: pattern of paths; empty: all.
+    only: pattern of paths; empty: all. patience: seconds after which an answer counts as a hang.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "schemathesis.toml"
@@ -34,12 +36,14 @@ def fuzz(server: Server, *, seconds: int, only: str = "", n_examples: int = 100,
             sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run",
             f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--max-time", str(seconds),
             "--phases", "examples,coverage,fuzzing", "--max-examples", str(n_examples), "--seed", str(seed),
-            "--request-timeout", "60", "--no-shrink", "--no-color", "--continue-on-failure",
+            "--request-timeout", str(patience), "--no-shrink", "--no-color", "--continue-on-failure",
             "--generation-database", "none", "--warnings", "off", "--suppress-health-check", "all",
         ]  # fmt: skip
         if only:
             command += ["--include-path-regex", only]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=seconds * 3 + 120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder, timeout=seconds * 3 + 2 * patience
+        )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert re.search(r"[1-9]\d* (generated|passed|test cases)|\d+ passed", done.stdout), done.stdout[-2000:]
     return done.stdout
