@@ -22,6 +22,9 @@ _OTHERS: Final = ("numpy.random",)
 _SWITCH_INTERVAL: Final = 2e-4  # seconds
 
 _wanted = list(_PARTS)
+_lock = threading.Lock()  # of the next two
+_n_importing = 0
+_usual_interval = 0.0
 
 
 def want(*modules: str) -> None:
@@ -38,14 +41,31 @@ def importing() -> Iterator[None]:
     importing one must give way at once, not after the usual 5 ms.
     """
     thread = threading.Thread(target=_work, args=(tuple(_wanted),), name="kvmem-imports", daemon=True)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_INTERVAL)
+    _give_way()
     try:
         thread.start()
         yield
         thread.join()
     finally:
-        sys.setswitchinterval(interval)
+        _give_way_no_more()
+
+
+def _give_way() -> None:
+    global _n_importing, _usual_interval
+    with _lock:
+        if not _n_importing:
+            _usual_interval = sys.getswitchinterval()
+            sys.setswitchinterval(_SWITCH_INTERVAL)
+        _n_importing += 1
+
+
+def _give_way_no_more() -> None:
+    """Of several that import at once, the last one brings back the usual interval."""
+    global _n_importing
+    with _lock:
+        _n_importing -= 1
+        if not _n_importing:
+            sys.setswitchinterval(_usual_interval)
 
 
 def _work(wanted: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..errors import EngineClosed
 from ..settings import Settings
 from .cells import CellPool
 from .chat_template import ChatTemplate
@@ -33,11 +34,14 @@ class EngineCore:
     current_task: Task[Any] | None = None  # the task whose generator runs right now
     _template: ChatTemplate | None = None
     _template_lock: threading.Lock = field(default_factory=threading.Lock)
+    _template_closed: bool = False
 
     def chat_template(self) -> ChatTemplate:
         """The chat template of the model, or the one that the settings name; opened when it is first asked
-        for. Any thread. Raises as ChatTemplate.open."""
+        for. Any thread. Raises as ChatTemplate.open, or EngineClosed."""
         with self._template_lock:
+            if self._template_closed:  # the model it is made of is about to go
+                raise EngineClosed()
             if self._template is None:
                 self._template = ChatTemplate.open(self.model, self.settings)
             return self._template
@@ -45,6 +49,7 @@ class EngineCore:
     def close_template(self) -> None:
         """Idempotent."""
         with self._template_lock:
+            self._template_closed = True
             if self._template is not None:
                 self._template.close()
 

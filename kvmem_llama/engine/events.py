@@ -10,6 +10,10 @@ from typing import Final
 CAPACITY: Final = 4096  # events; at one per token a reader may lag by a long answer
 
 
+class ReadAlready(RuntimeError):
+    """Another reader is at these events."""
+
+
 class EventQueue:
     """Events of one task, in order, at most 2 x `capacity` of them in memory.
 
@@ -54,7 +58,7 @@ class EventQueue:
             told()
 
     def read(self) -> Iterator[object]:
-        """Events until the queue is closed and empty. One reader at a time; RuntimeError for a second."""
+        """Events until the queue is closed and empty. One reader at a time; ReadAlready for a second."""
         self._attach(None)
         try:
             while True:
@@ -101,7 +105,7 @@ class EventQueue:
     def _attach(self, told: Callable[[], None] | None) -> None:
         with self._changed:
             if self._reader is not None:
-                raise RuntimeError("the events of this task are being read already")
+                raise ReadAlready("the events of this task are being read already")
             self._reader, self._told = threading.get_ident(), told
 
     def _detach(self) -> None:

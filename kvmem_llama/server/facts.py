@@ -19,7 +19,7 @@ BUILD_INFO: Final = f"b0-kvmem_llama-{__version__}"
 class ModelFacts:
     """Counts in tokens, sizes in bytes."""
 
-    name: str  # for clients: the first alias, or that of the file
+    name: str  # for clients: the first alias by the alphabet, or that of the file
     aliases: tuple[str, ...]
     tags: tuple[str, ...]
     path: str
@@ -48,7 +48,7 @@ class ModelFacts:
         ftype: bytes | None = llama.llama_ftype_name(llama.llama_model_ftype(pointer))
         return cls(
             name=names[0],
-            aliases=tuple(sorted(names)),
+            aliases=names,
             tags=options.tag_list,
             path=str(path),
             ftype=ftype.decode() if ftype else "",

@@ -166,11 +166,12 @@ class ServerOptions:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        return _listed(self.alias)
+        """By the alphabet; the first is what the model is called in answers."""
+        return tuple(sorted(set(_listed(self.alias))))
 
     @property
     def tag_list(self) -> tuple[str, ...]:
-        return _listed(self.tags)
+        return tuple(sorted(set(_listed(self.tags))))
 
     def api_keys(self) -> tuple[str, ...]:
         """All keys, those of the file included. Raises InputError if it cannot be read."""

@@ -23,9 +23,10 @@ def infill_prompt(body: Mapping[str, Any], vocab: Vocab, *, n_batch: int, n_pred
     `input_extra`. Raises ApiError: 501 for a model without the tokens, 400.
     """
     llama: Any = import_binding()
-    pointer = vocab.pointer
-    prefix, suffix, middle = (
-        getattr(llama, f"llama_vocab_fim_{name}")(pointer) for name in ("pre", "suf", "mid")
+    prefix, suffix, middle, repository, separator = vocab.using(
+        lambda pointer: [
+            getattr(llama, f"llama_vocab_fim_{name}")(pointer) for name in ("pre", "suf", "mid", "rep", "sep")
+        ]
     )
     missing = [
         f"{name} token is missing. "
@@ -40,7 +41,7 @@ def infill_prompt(body: Mapping[str, Any], vocab: Vocab, *, n_batch: int, n_pred
     after = tokenize_mixed(vocab, body["input_suffix"], add_special=False, parse_special=False)
     n_before = min(len(before), 3 * (n_batch // 4))
     n_after = min(len(after), max(0, n_batch // 4 - (2 + len(asked))))
-    more = _extra(extra, vocab, llama.llama_vocab_fim_rep(pointer), llama.llama_vocab_fim_sep(pointer))
+    more = _extra(extra, vocab, repository, separator)
     n_more = min(max(0, n_ctx - n_batch - 2 * n_predict), len(more))
     bos = [vocab.bos] if vocab.add_bos else []
     ids = [

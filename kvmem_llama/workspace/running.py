@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from ..engine.answer_parser import ParsedMessage
+from ..engine.events import ReadAlready
 from ..engine.message_reader import MessageReader
 from ..engine.task import Task
 from ..engine.templates import AppliedTemplate
@@ -40,7 +41,9 @@ class Step:
         try:
             for event in self._task.events():
                 yield from self._seen(cast(Event, event))
-        except GeneratorExit:
+        except ReadAlready:
+            raise  # the loop has not begun
+        except BaseException:  # a Ctrl-C while it waits, for one
             self.cancel()
             raise
         self._task.result()

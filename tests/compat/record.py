@@ -16,7 +16,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from servers import FLAGS, requests_of, stock_server
+from servers import FLAGS, in_here, more_flags, requests_of, stock_server
 
 HERE: Final = Path(__file__).parent
 RECORDED: Final = HERE / "recorded"
@@ -25,7 +25,11 @@ PIN: Final = HERE.parents[1] / "vendor" / "pin.toml"
 
 def record(program: Path, model: Path, name: str) -> dict[str, Any]:
     """The answers by id of request, and what they were made with."""
-    with tempfile.TemporaryDirectory() as folder, stock_server(program, model, Path(folder)) as server:
+    flags = more_flags(name)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        stock_server(program, model, Path(folder), *in_here(flags)) as server,
+    ):
         answers = {
             request.id: server.ask(request).as_json()
             for request in requests_of(HERE / f"requests_{name}.json")
@@ -33,7 +37,7 @@ def record(program: Path, model: Path, name: str) -> dict[str, Any]:
     return {
         "llama_cpp_commit": tomllib.loads(PIN.read_text())["llama_cpp_commit"],
         "model": model.name,
-        "flags": list(FLAGS),
+        "flags": [*FLAGS, *flags],
         "answers": _without_paths(answers, str(model)),
     }
 

@@ -23,6 +23,13 @@ FLAGS: Final = (
     "--alias", "smol", "--metrics",
 )  # fmt: skip
 
+HERE: Final = Path(__file__).parent
+
+# Coding agents send tools, which the small model's own template does not show.
+_MORE_FLAGS: Final = {
+    name: ("--jinja", "--chat-template-file", "<here>/tools.jinja") for name in ("claude_code", "codex")
+}
+
 _START_SECONDS: Final = 120
 _ANSWER_SECONDS: Final = 120
 
@@ -151,6 +158,16 @@ def our_server(model: Path, folder: Path, *flags: str) -> Server:
 def _slots(folder: Path) -> list[str]:
     (folder / "slots").mkdir(exist_ok=True, parents=True)
     return ["--slot-save-path", f"{folder / 'slots'}/"]
+
+
+def more_flags(name: str) -> tuple[str, ...]:
+    """Flags, beside FLAGS, of the servers that are asked requests_NAME.json; <here>: this folder."""
+    return _MORE_FLAGS.get(name, ())
+
+
+def in_here(flags: Sequence[str]) -> list[str]:
+    """`flags` with the path of this folder in them."""
+    return [flag.replace("<here>", str(HERE)) for flag in flags]
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from kvmem_llama.server.ignored_flags import IGNORED
 from kvmem_llama.settings import BY_NAME, OPTIONS
 
 LLAMA_SERVER = """-m x.gguf -c 4096 -n 64 -b 2048 -ub 512 -ngl 99 -t 4 -tb 4 -np 2 -ctk q8_0 -ctv q8_0 -fa on
-    --host 127.0.0.1 --port 9000 --alias a,b --api-key k --slot-save-path /s/ --metrics --no-slots --jinja
+    --host 127.0.0.1 --port 9000 --alias b,a,b --api-key k --slot-save-path /s/ --metrics --no-slots --jinja
     --chat-template chatml --temp 0.5 --top-k 3 --seed 7 --timeout 60 --cors-origins localhost --no-ui --props
     --log-disable --cont-batching --context-shift --no-warmup --offline --log-file l --log-verbosity 3
     --log-timestamps --log-prefix --reasoning-format none --reasoning-budget 5"""
