@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
@@ -49,20 +49,22 @@ class Step(Generic[H]):
 
     def __init__(self, step: H) -> None:
         self._step = step
+        self._waiting = _Waiting()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """Events until the step ends; then raises what the step raised, if it failed."""
-        return _Events(self._step)
+        return _Events(self._step, self._waiting)
 
     async def result(self, timeout: float | None = None) -> StepResult:
         """Waits for the end. Raises what the step raised, or TimeoutError after so many seconds, and the step
         goes on."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        self._step.when_done(_waker(loop, ended))
+        self._step.when_done(_on_loop(loop, ended.set))
         try:
-            async with asyncio.timeout(timeout):
-                await ended.wait()
+            with self._waiting.one_more():
+                async with asyncio.timeout(timeout):
+                    await ended.wait()
         except asyncio.CancelledError:
             self._step.cancel()
             raise
@@ -137,29 +139,76 @@ class Answer(Step[sync.Answer]):
 
 
 class _Events(AsyncIterator[Event]):
-    """One reader of a step. When it is dropped before the end, the step is cancelled."""
+    """One reader of a step. When it is dropped before the end, or what waits for it is cancelled, the step is
+    cancelled."""
 
-    def __init__(self, step: sync.Step) -> None:
+    def __init__(self, step: sync.Step, waiting: _Waiting) -> None:
+        """waiting: those who wait for the end of the step."""
         self._step = step
+        self._waiting = waiting
         self._new = asyncio.Event()
         self._events: deque[Event] = deque()
         self._ended = False
-        step.watch(_waker(asyncio.get_running_loop(), self._new))  # which must not keep this alive
+        me = weakref.ref(self)  # what the step holds must not keep this alive
+        step.watch(_on_loop(asyncio.get_running_loop(), lambda: _come(me)))
+        waiting.reader = me
         self._left = weakref.finalize(self, _leave, step)
         self._left.atexit = False
 
     async def __anext__(self) -> Event:
-        while not self._events:
-            if self._ended:
-                self._left()
-                self._step.result()
-                raise StopAsyncIteration
-            self._new.clear()
+        try:
+            while not self._events:
+                if self._ended:
+                    self._left()
+                    self._step.result()
+                    raise StopAsyncIteration
+                self._new.clear()
+                self.fill()
+                if not self._events and not self._ended:
+                    await self._new.wait()
+        except asyncio.CancelledError:
+            self._step.cancel()  # now: whoever keeps the asyncio task keeps this
+            raise
+        return self._events.popleft()
+
+    def fill(self) -> None:
+        """Takes all events that the step has for its reader."""
+        if not self._ended:
             events, self._ended = self._step.take()
             self._events.extend(events)
-            if not events and not self._ended:
-                await self._new.wait()
-        return self._events.popleft()
+
+    def come(self) -> None:
+        """There are new events, or there is an end. If the end is waited for, this reader must not hold the
+        step back until somebody reads on."""
+        if self._waiting.n:
+            self.fill()
+        self._new.set()
+
+
+class _Waiting:
+    """How many wait for the end of one step, and who reads it meanwhile."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.reader: Callable[[], _Events | None] = lambda: None
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        self.n += 1
+        reader = self.reader()
+        if reader is not None:
+            reader.come()
+        del reader
+        try:
+            yield
+        finally:
+            self.n -= 1
+
+
+def _come(reader: Callable[[], _Events | None]) -> None:
+    it = reader()
+    if it is not None:
+        it.come()
 
 
 def _leave(step: sync.Step) -> None:
@@ -168,17 +217,24 @@ def _leave(step: sync.Step) -> None:
         step.cancel()
 
 
-def _waker(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
-    def wake() -> None:
+def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
+    """What any thread may call to have `function` called on the loop."""
+
+    def call() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(event.set)
+            loop.call_soon_threadsafe(function)
 
-    return wake
+    return call
 
 
-async def _in_thread(function: Callable[[], T], undo: Callable[[T], object] = lambda made: None) -> T:
+async def _in_thread(
+    function: Callable[[], T],
+    undo: Callable[[T], object] = lambda made: None,
+    left: set[asyncio.Future[Any]] | None = None,
+) -> T:
     """Calls `function` where it may wait. undo: called, there too, with what it has made if nobody is there
-    to take it any more because the asyncio task was cancelled."""
+    to take it any more because the asyncio task was cancelled. left: what is still at work in a thread after
+    that, for whoever comes next to wait for."""
     lock, made = threading.Lock(), list[T]()
     given_up = False
 
@@ -198,17 +254,22 @@ async def _in_thread(function: Callable[[], T], undo: Callable[[T], object] = la
     except asyncio.CancelledError:
         with lock:
             given_up = True
-            left = list(made)
-        if left:
-            loop.run_in_executor(None, undo, left[0])
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # it has been dealt with
+            unwanted = list(made)
+        working: list[asyncio.Future[Any]] = [future]
+        if unwanted:
+            working.append(loop.run_in_executor(None, undo, unwanted[0]))
+        for one in working:
+            one.add_done_callback(lambda done: done.cancelled() or done.exception())  # it has been dealt with
+            if left is not None:
+                left.add(one)
+                one.add_done_callback(left.discard)
         raise
 
 
 def _reading(method: Callable[Concatenate[sync.Workspace, P], sync.Step]) -> Method[P, Step[sync.Step]]:
     async def begin(self: Workspace, /, *args: P.args, **kwargs: P.kwargs) -> Step[sync.Step]:
         return Step(
-            await _in_thread(lambda: method(self._workspace, *args, **kwargs), lambda step: step.cancel())
+            await self._alone(lambda: method(self._workspace, *args, **kwargs), lambda step: step.cancel())
         )
 
     functools.update_wrapper(begin, method)
@@ -218,7 +279,7 @@ def _reading(method: Callable[Concatenate[sync.Workspace, P], sync.Step]) -> Met
 def _answering(method: Callable[Concatenate[sync.Workspace, P], sync.Answer]) -> Method[P, Answer]:
     async def begin(self: Workspace, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
         return Answer(
-            await _in_thread(lambda: method(self._workspace, *args, **kwargs), lambda step: step.cancel())
+            await self._alone(lambda: method(self._workspace, *args, **kwargs), lambda step: step.cancel())
         )
 
     functools.update_wrapper(begin, method)
@@ -227,7 +288,7 @@ def _answering(method: Callable[Concatenate[sync.Workspace, P], sync.Answer]) ->
 
 def _calling(method: Callable[Concatenate[sync.Workspace, P], T]) -> Method[P, T]:
     async def call(self: Workspace, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await _in_thread(lambda: method(self._workspace, *args, **kwargs))
+        return await self._alone(lambda: method(self._workspace, *args, **kwargs))
 
     functools.update_wrapper(call, method)
     return call
@@ -238,6 +299,7 @@ class Workspace:
 
     def __init__(self, workspace: sync.Workspace) -> None:
         self._workspace = workspace
+        self._left: set[asyncio.Future[Any]] = set()  # cancelled calls that are not done yet
 
     @property
     def name(self) -> str | None:
@@ -282,7 +344,10 @@ class Workspace:
     last_message = _calling(sync.Workspace.last_message)
     verify = _calling(sync.Workspace.verify)
     truncate = _calling(sync.Workspace.truncate)
-    close = _calling(sync.Workspace.close)
+
+    async def close(self) -> None:
+        """Cancels a running step and frees everything. See workspace.Workspace."""
+        await _in_thread(self._workspace.close)
 
     async def stats(self) -> MemoryStats:
         """Counts and sizes as they are now; also while a step runs."""
@@ -290,7 +355,7 @@ class Workspace:
 
     async def fork(self, name: str | None = None) -> Workspace:
         """A workspace of its own with the same history. See workspace.Workspace."""
-        return Workspace(await _in_thread(lambda: self._workspace.fork(name), lambda made: made.close()))
+        return Workspace(await self._alone(lambda: self._workspace.fork(name), lambda made: made.close()))
 
     @overload
     async def pin(self, span: int, end: int) -> None: ...
@@ -298,7 +363,7 @@ class Workspace:
     async def pin(self, span: Span) -> None: ...
     async def pin(self, span: int | Span, end: int | None = None) -> None:
         """Keeps the blocks of these tokens in every view from now on. See workspace.Workspace."""
-        await _in_thread(lambda: self._workspace.pin(*token_range(span, end)))
+        await self._alone(lambda: self._workspace.pin(*token_range(span, end)))
 
     @overload
     async def unpin(self, span: int, end: int) -> None: ...
@@ -306,7 +371,15 @@ class Workspace:
     async def unpin(self, span: Span) -> None: ...
     async def unpin(self, span: int | Span, end: int | None = None) -> None:
         """Takes back one `pin` of the same tokens. Raises InvalidOption if there is none."""
-        await _in_thread(lambda: self._workspace.unpin(*token_range(span, end)))
+        await self._alone(lambda: self._workspace.unpin(*token_range(span, end)))
+
+    async def _alone(self, function: Callable[[], T], undo: Callable[[T], object] = lambda made: None) -> T:
+        """Calls `function` in a thread, after the calls that were cancelled: they hold the workspace for as
+        long as they take."""
+        loop = asyncio.get_running_loop()
+        while left := [call for call in self._left if call.get_loop() is loop]:
+            await asyncio.wait(left)
+        return await _in_thread(function, undo, self._left)
 
     async def __aenter__(self) -> Self:
         return self
@@ -334,6 +407,7 @@ class Engine:
             model, settings, notify=notify, **options
         )
         self._engine: sync.WorkspaceEngine | None = None
+        self._opening = asyncio.Lock()
         self._is_ours = True
 
     @classmethod
@@ -344,9 +418,10 @@ class Engine:
         return self
 
     async def open(self) -> Self:
-        """Loads the model, once."""
-        if self._engine is None:
-            self._engine = await _in_thread(self._make, lambda made: made.close())
+        """Loads the model, once, however many ask for it."""
+        async with self._opening:
+            if self._engine is None:
+                self._engine = await _in_thread(self._make, lambda made: made.close())
         return self
 
     @property
@@ -384,8 +459,10 @@ class Engine:
 
     async def close(self) -> None:
         """Ends all steps and frees everything. Idempotent."""
-        if self._engine is not None and self._is_ours:
-            await _in_thread(self._engine.close)
+        async with self._opening:  # what is being opened must not stay
+            engine = self._engine
+        if engine is not None and self._is_ours:
+            await _in_thread(engine.close)
 
     async def __aenter__(self) -> Self:
         return await self.open()

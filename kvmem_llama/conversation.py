@@ -14,6 +14,7 @@ from .engine.message_reader import MessageReader
 from .engine.templates import AppliedTemplate, TemplateOptions
 from .engine.turn_tokens import TurnTokens, tokenize_turn
 from .engine.vocab import Vocab
+from .found_turns import find_turns
 from .native.layout import I32
 from .store.rows import StepRow
 
@@ -46,6 +47,16 @@ class _Turn:
     closed: bool | None  # the answer's last token ended it; None: to be judged by the text of the history
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where a step that asks lies in the history; token positions."""
+
+    start: int
+    question: int  # of the question alone
+    answer_start: int
+    is_whole: bool = False  # it holds what is new of a whole list of messages, not one turn
+
+
 class Conversation:
     """The turns of one workspace. Only the last answer is needed to go on: what comes after it is rendered,
     never the whole history again."""
@@ -57,16 +68,20 @@ class Conversation:
         system: str | None,
         turns: Sequence[_Turn] = (),
         system_start: int | None = None,
+        began: int | None = None,
     ) -> None:
-        """turns, system_start: of a fork."""
+        """turns, system_start, began: of a fork."""
         self._vocab = vocab
         self._template = template
         self._system = system
         self._turns = list(turns)
         self._system_start = system_start  # token position of the turn that begins with the system prompt
+        self._began = began  # token position of the first turn, also where nothing but its beginning is left
 
     def fork(self) -> Conversation:
-        return Conversation(self._vocab, self._template, self._system, self._turns, self._system_start)
+        return Conversation(
+            self._vocab, self._template, self._system, self._turns, self._system_start, self._began
+        )
 
     @classmethod
     def resumed(
@@ -86,6 +101,8 @@ class Conversation:
                 continue
             if self._system_start is None and not self._turns:
                 self._system_start = step.start
+            if self._began is None:
+                self._began = step.start
             self._resume_turn(step, history)
         if not self._turns and not self._holds_system(history):
             self._system_start = None
@@ -95,15 +112,20 @@ class Conversation:
         options = json.loads(step.options)
         answer_start, n_generated = int(options["answer_start"]), int(options["n_generated"])
         end, answer = answer_start + n_generated, step.answer
-        if step.end < end and step.end <= answer_start:  # nothing is left of the answer
-            if self._turns:
+        question = max(step.query_start, step.start)
+        begin = step.start
+        is_cut = step.end < end and step.end <= answer_start  # nothing is left of the answer
+        if options.get("is_whole"):
+            cut = step.end if is_cut else answer_start
+            begin, question = self._read_turns(history[:cut], begin, question, is_cut=is_cut)
+        if is_cut:
+            if self._turns and self._turns[-1].end < step.end:
                 self._turns[-1] = replace(self._turns[-1], closed=None)
             return
         if step.end < end:
             left = self._vocab.detokenize(history[answer_start : step.end], special=False)
             answer = left.decode("utf-8", "replace")
-        question = max(step.query_start, step.start)
-        self._turns.append(_Turn(step.start, question, answer_start, step.end, answer, bool(step.closed)))
+        self._turns.append(_Turn(begin, question, answer_start, step.end, answer, bool(step.closed)))
 
     @property
     def system(self) -> str | None:
@@ -123,9 +145,12 @@ class Conversation:
         before, after = (text.encode() for text in self._template.around())
         found = []
         for turn in self._turns:
-            whole = self._vocab.detokenize(history[turn.start : turn.answer_start])
+            tokens = history[turn.start : turn.answer_start]
+            whole = self._vocab.detokenize(tokens)
             cut = len(self._vocab.detokenize(history[turn.start : turn.question]))
-            start = whole.find(before) + len(before) if before in whole else 0
+            # Of several messages the last one is the question.
+            floor = self._end_of_message(tokens, whole.rfind(after) if after in whole else len(whole))
+            start = whole.find(before, floor) + len(before) if before in whole[floor:] else floor
             end = whole.rfind(after) if after in whole else len(whole)
             system = _storable(self._system) if self._system and turn is self._turns[0] else b""
             if system and whole.startswith(system, start):  # some templates put it into the first message
@@ -203,15 +228,20 @@ class Conversation:
             messages = [Message("system", self._system), *messages]
         return self._template.turn("", messages, options=options)
 
-    def answered(
-        self, start: int, question: int, answer_start: int, answer: str, tokens: Sequence[int]
-    ) -> None:
-        """A turn was committed: its first token lies at `start`, the first one of the question alone at
-        `question`, the answer's `tokens` at `answer_start`."""
+    def answered(self, asked: Asked, answer: str, tokens: Sequence[int], history: I32) -> None:
+        """A step that asks was committed, with the answer's `tokens`.
+
+        history: token ids up to the answer; not looked at but for a whole list."""
         if self._system_start is None and not self._turns:
-            self._system_start = start
+            self._system_start = asked.start
+        if self._began is None:
+            self._began = asked.start
+        start, question = asked.start, asked.question
+        if asked.is_whole:
+            start, question = self._read_turns(history, start, question)
         closed = bool(tokens) and self._vocab.is_eog(tokens[-1])
-        self._turns.append(_Turn(start, question, answer_start, answer_start + len(tokens), answer, closed))
+        end = asked.answer_start + len(tokens)
+        self._turns.append(_Turn(start, question, asked.answer_start, end, answer, closed))
 
     def truncate(self, history: I32, was: int) -> None:
         """The history was cut from `was` tokens to `history`.
@@ -232,6 +262,45 @@ class Conversation:
             turns[-1] = replace(turns[-1], closed=None)
         if not turns and not self._holds_system(history):
             self._system_start = None
+        if self._began is not None and n <= self._began:
+            self._began = None
+
+    def _read_turns(
+        self, history: I32, begun: int, question: int, *, is_cut: bool = False
+    ) -> tuple[int, int]:
+        """Takes up the turns that end in `history`, which a whole list of messages was read into from token
+        `begun` on -> where the turn begins that does not, and its question. is_cut: no answer follows."""
+        turns = self._turns
+        last = turns[-1].end if turns else 0
+        is_open = bool(turns) and not turns[-1].closed
+        found = find_turns(
+            self._vocab, history[last:], self._template.around(), max(begun - last, 0), after_open=is_open
+        )
+        if found.rest:
+            answer = turns[-1].answer + found.rest_text
+            turns[-1] = replace(turns[-1], end=last + found.rest, answer=answer, closed=True)
+        start, is_first = max(begun, turns[-1].end if turns else 0), not turns
+        for it in found.turns:
+            start, question = last + it.start, last + it.question
+            if is_first and self._began is not None:
+                start = min(start, self._began)
+            is_first = False
+            if it.is_open and not (is_cut and it.answer):
+                break
+            end, answer_start = last + it.end, last + it.answer_start
+            turns.append(_Turn(start, question, answer_start, end, it.answer, not it.is_open))
+            start = end
+        return start, max(question, start)
+
+    def _end_of_message(self, tokens: I32, byte: int) -> int:
+        """Bytes of `tokens` up to the newest end of a message that ends at `byte` or before it; 0: none."""
+        at = end = 0
+        for token in tokens.tolist():
+            at += len(self._vocab.piece(token))
+            if at > byte:
+                break
+            end = at if self._vocab.is_eog(token) else end
+        return end
 
     def _holds_system(self, history: I32) -> bool:
         if not self._system or self._system_start is None:

@@ -7,8 +7,9 @@ message, in most templates) whose bytes are equal, gets the ids that are stored 
 
 from __future__ import annotations
 
+import reprlib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -20,7 +21,7 @@ from .engine.chat_template import AnyMessage, Message, Turn, as_json
 from .engine.templates import TemplateOptions
 from .engine.turn_tokens import TurnTokens, mark_tokens, tokenize_turn
 from .engine.vocab import Vocab
-from .errors import InputError
+from .errors import InputError, InvalidOption
 from .native.layout import I32
 
 _AROUND: Final = 64  # bytes; the text of a control token is shorter
@@ -36,6 +37,8 @@ def messages_of(
     Raises InputError for anything else, and for a list that ends with an answer, unless the options say what
     is to become of it.
     """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise InputError("the messages", f"a {type(messages).__name__} is no list of them", hint=_HINT)
     found = [_message(i, message) for i, message in enumerate(messages)]
     if not found:
         raise InputError("the messages", "there are none", hint=_HINT)
@@ -44,6 +47,15 @@ def messages_of(
     if found[-1]["role"] == "assistant" and not is_open:
         raise InputError("the messages", "the last one is the assistant's", hint=_HINT)
     return found
+
+
+def check_question(question: object, context: object) -> None:
+    """Raises InputError for a question that is no text, InvalidOption for texts that are not (name, text)."""
+    if not isinstance(question, str):
+        raise InputError("the question", f"it is a {type(question).__name__}", hint="Give a text.")
+    if not isinstance(context, Sequence) or not all(_is_pair(pair) for pair in context):
+        hint = 'For example [("name", "text")].'
+        raise InvalidOption("context", reprlib.repr(context), "must be pairs of texts", hint=hint)
 
 
 def tokenize_messages(vocab: Vocab, turn: Turn, stored: I32) -> TurnTokens:
@@ -89,9 +101,15 @@ def question_start(turn: Turn, tokens: TurnTokens, n_query: int) -> int:
     return min(tokens.question, n - 1)
 
 
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(it, str) for it in pair)
+
+
 def _message(i: int, message: AnyMessage) -> dict[str, Any]:
     if not isinstance(message, (Message, Mapping)):
         raise InputError(f"messages[{i}]", f"it is a {type(message).__name__}, not a message", hint=_HINT)
+    if isinstance(message, Message) and not isinstance(message.content, str):
+        raise InputError(f"messages[{i}]", "its content must be a text", hint=_HINT)
     found = as_json(message)
     content = found.get("content")
     if isinstance(content, list):

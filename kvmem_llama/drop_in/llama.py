@@ -92,7 +92,7 @@ class Llama(stock.llama.Llama):  # type: ignore[misc]
         internals = stock.llama.internals
         self._model = model_of(internals, self._engine.core.model, self.model_path, self.verbose)
         me = weakref.proxy(self)  # without a circle the engine goes as soon as the object does
-        self._ctx = Context(self._window, lambda: me.reset(), lambda: me._print_timings())
+        self._ctx: Any = Context(self._window, lambda: me.reset(), lambda: me._print_timings())
         self.tokenizer_ = given["tokenizer"] or stock.llama.LlamaTokenizer(self)
         self._n_vocab, self._n_ctx = self.n_vocab(), sys.maxsize  # the history has no end
         self._token_nl, self._token_eos = self.token_nl(), self.token_eos()
@@ -112,6 +112,7 @@ class Llama(stock.llama.Llama):  # type: ignore[misc]
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluates tokens after those there are. Several are a step, which recalls what they ask for; one is
         the next token of its answer."""
+        self.n_ctx()  # raises after `close`
         new = np.array(tokens, dtype=np.intc)
         first, end = self.n_tokens, self.n_tokens + len(new)
         if first == end:
@@ -127,6 +128,7 @@ class Llama(stock.llama.Llama):  # type: ignore[misc]
 
     @functools.wraps(stock.llama.Llama.sample)
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        self.n_ctx()  # raises after `close`
         assert self.n_tokens > 0
         sampler = self._sampler or self._init_sampler(*args, **kwargs)
         return choose(stock.binding, sampler, self._candidates, self._logits_at(idx))
@@ -240,7 +242,8 @@ class Llama(stock.llama.Llama):  # type: ignore[misc]
 
     def n_ctx(self) -> int:
         """Tokens that a prompt and its answer may have before memory is recalled."""
-        return self._window
+        n: int = self._ctx.n_ctx()
+        return n
 
     # -- states
 
@@ -273,7 +276,7 @@ class Llama(stock.llama.Llama):  # type: ignore[misc]
             if not self._engine.closed:
                 self._evaluation.finish()
         finally:
-            self._model = self.tokenizer_ = self._evaluation = Closed()
+            self._model = self.tokenizer_ = self._evaluation = self._ctx = Closed()
             self._stack.close()
 
     def __del__(self) -> None:

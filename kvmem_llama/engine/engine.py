@@ -116,12 +116,12 @@ class Engine:
 
     def close(self) -> None:
         """Ends all tasks with EngineClosed, frees everything, waits for the owner thread. Idempotent."""
-        atexit.unregister(self.close)
         with self._lock:
             self._closed = True
             self._inbox.put(self._owner.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        atexit.unregister(self.close)  # not before: an interrupted wait must not let the interpreter end
 
     def __enter__(self) -> Self:
         return self

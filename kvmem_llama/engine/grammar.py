@@ -101,11 +101,6 @@ class Constraint:
         """The answer goes on with `token`. Raises OutputMismatch; the answer must end then."""
         self._shim.accept(self._grammar, self._reasoning, self._is_lazy, token)
 
-    def reset(self) -> None:
-        """Back to the state after construction."""
-        self.close()
-        self._open()
-
     def close(self) -> None:
         """Frees the samplers. Idempotent."""
         for sampler in (self._grammar, self._reasoning):

@@ -103,12 +103,6 @@ class Sampler:
         for token in tokens:
             self.accept(int(token), generated=False)
 
-    def reset(self) -> None:
-        """Back to the state after construction, random numbers included."""
-        self._llama.llama_sampler_reset(self._chain)
-        if self._constraint is not None:
-            self._constraint.reset()
-
     def close(self) -> None:
         """Frees the samplers. Idempotent."""
         chain, self._chain = self._chain, None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Final
+from types import NoneType
+from typing import Any, Final
 
 import numpy as np
 
@@ -70,7 +71,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = _plain(field.name, str(field.type), getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
             if isinstance(value, float) and not abs(value) <= _FLOAT_MAX:
                 raise InvalidOption(_flag(field.name), value, "must be a finite number")
             is_long = isinstance(value, int) and not -_INT_MAX - 1 <= value <= _INT_MAX
@@ -170,6 +172,54 @@ class SamplingParams:
 
     def _has(self, sampler: str) -> bool:
         return not self.mirostat and sampler in self.samplers
+
+
+def _plain(name: str, kind: str, value: Any) -> Any:
+    """A value as JSON takes it: also given as one of numpy's numbers, or in a list. Raises InvalidOption for
+    another type."""
+    if kind == "int":
+        return plain_int(_flag(name), value)
+    if kind == "float":
+        return _plain_float(name, value)
+    if kind == "bool":
+        if isinstance(value, (bool, np.bool_)):
+            return bool(value)
+        raise InvalidOption(_flag(name), value, "must be True or False")
+    if name in ("samplers", "dry_sequence_breakers"):
+        if isinstance(value, (tuple, list)) and all(isinstance(text, str) for text in value):
+            return tuple(value)
+        raise InvalidOption(_flag(name), value, "must be a tuple of texts", hint='For example ("top_k",).')
+    if name == "logit_bias":
+        pairs = isinstance(value, (tuple, list)) and all(
+            isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in value
+        )
+        if not pairs:
+            raise InvalidOption(
+                _flag(name), value, "must be pairs of a token and what is added to its logit",
+                hint="For example ((5, -1.5), (6, float('-inf'))).",
+            )  # fmt: skip
+        return tuple((plain_int(_flag(name), token), _plain_float(name, bias)) for token, bias in value)
+    if name == "grammar" and not isinstance(value, (str, AnswerGrammar)):
+        raise InvalidOption(_flag(name), value, "must be GBNF, a text")
+    if name == "reasoning" and not isinstance(value, (ReasoningLimit, NoneType)):
+        raise InvalidOption(name, value, "must be a ReasoningLimit, or None")
+    return value
+
+
+def plain_int(name: str, value: Any) -> int:
+    """An int, also of one of numpy's integers. Raises InvalidOption, naming `name`, for anything else."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        return int(value)
+    raise InvalidOption(name, value, "must be an integer")
+
+
+def _plain_float(name: str, value: Any) -> float:
+    if isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise InvalidOption(_flag(name), "a very long integer", "must be a finite number") from None
+    raise InvalidOption(_flag(name), value, "must be a number")
 
 
 def _flag(name: str) -> str:

@@ -32,7 +32,11 @@ JsonObject = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """What may be asked of an answer, besides the messages."""
+    """What may be asked of an answer, besides the messages.
+
+    A template that knows no tools (`ChatTemplates.caps`) leaves them out, and `tool_choice` then asks for
+    nothing, as in llama-server.
+    """
 
     tools: Sequence[JsonObject] = ()  # {"type": "function", "function": {"name", "parameters" ...}}
     tool_choice: str | JsonObject = "auto"  # "auto", "none", "required", or an object that names one function
@@ -157,11 +161,6 @@ class ChatTemplates:
         self.supports_thinking: Final[bool] = facts["supports_thinking"]
         # supports_tools, supports_tool_calls, supports_system_role ...: names of llama.cpp's jinja::caps
         self.caps: Final[Mapping[str, bool]] = MappingProxyType(facts["caps"])
-
-    @classmethod
-    def from_file(cls, model: Model | None, path: str | Path) -> Self:
-        """With the template in a file. Raises InputError for one that cannot be read."""
-        return cls(model, read_template(path))
 
     def apply(
         self, messages: Sequence[JsonObject], options: TemplateOptions | None = None

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvmem_llama.engine.sampler import SamplingParams
+from kvmem_llama.engine.sampling_params import SamplingParams, plain_int
 from kvmem_llama.errors import InputError, InvalidOption
 from kvmem_llama.native.layout import F32, I32
 from kvmem_llama.settings import Settings
@@ -52,6 +52,7 @@ class StepRequest:
     max_tokens: int = -1  # of the answer; -1: no limit
     stop: Sequence[str] = ()
     kind: str = "step"  # what a durable workspace remembers it as; 'ask': a turn of its conversation
+    is_whole: bool = False  # the tokens are what is new of a whole prompt, maybe several turns
     user: NDArray[np.bool_] | None = None  # [n] a user's text rather than a tool's; None: all scored tokens
     recall: RecallParams | None = None  # how it recalls; None: as the engine's options say
     preserved: frozenset[int] = frozenset()  # control tokens whose text the answer's text holds
@@ -61,6 +62,10 @@ class StepRequest:
     hand: Hand | None = None  # who chooses the tokens of the answer, instead of a sampler
 
     def __post_init__(self) -> None:
+        # They are stored as JSON.
+        object.__setattr__(self, "max_tokens", plain_int("max_tokens", self.max_tokens))
+        object.__setattr__(self, "query_start", plain_int("query_start", self.query_start))
+        object.__setattr__(self, "stop", _texts("stop", self.stop))
         n = len(self.tokens)
         if not n:
             raise InputError("the step", "it holds no tokens", hint="Give a text to answer.")
@@ -153,6 +158,8 @@ def token_ids(tokens: Iterable[int] | NDArray[np.integer], n_vocab: int) -> I32:
                 raise _bad(int(bad[0]), int(tokens[bad[0]]), n_vocab)
             return tokens.astype(np.int32)
     try:
+        if isinstance(tokens, (bytes, bytearray, memoryview)):  # its items are no token ids
+            raise TypeError
         values = list(tokens)
     except TypeError:
         raise InvalidOption("tokens", reprlib.repr(tokens), "must be a sequence", hint=_HINT) from None
@@ -173,6 +180,15 @@ def token_marks(marks: NDArray[np.bool_] | None, n: int) -> NDArray[np.bool_]:
         )
         raise InvalidOption("scored", given, f"must be an array of {n} booleans", hint="Give one per token.")
     return marks
+
+
+def _texts(name: str, texts: object) -> tuple[str, ...]:
+    """One text, or a sequence of them. Raises InvalidOption."""
+    if isinstance(texts, str):
+        return (texts,)
+    if isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts):
+        return tuple(texts)
+    raise InvalidOption(name, reprlib.repr(texts), "must be texts", hint='For example ["\\n"].')
 
 
 def _bad(i: int, value: object, n_vocab: int) -> InvalidOption:

@@ -121,6 +121,7 @@ class Step:
             "stop": list(self._request.stop),
             "sampling": _sampling_facts(sampling),
             "user": self._user,
+            "is_whole": self._request.is_whole,
         }
         vocab, retriever = self._session.core.model.vocab, self._session.retriever
         closed = bool(answer.tokens) and vocab.is_eog(answer.tokens[-1])

@@ -6,6 +6,7 @@ it lies in a hidden folder beside it, from which an interrupted download goes on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -117,23 +118,51 @@ def pull(name: HubName, folder: Path, notify: Notify | None = None) -> Path:
                 size = sum(file.n_bytes for file in absent) / 1e6
                 notify(f"fetching {', '.join(file.path for file in absent)} ({size:,.0f} MB) of {name.repo}")
         for file in absent:
-            hub.hf_hub_download(name.repo, file.path, revision=info.sha, local_dir=waiting, endpoint=endpoint)
-            if not _is_sound(waiting / file.path, file):
-                (waiting / file.path).unlink(missing_ok=True)
-                raise ModelCorrupt(
-                    waiting / file.path, f"its {file.algorithm} checksum or size is not the hub's",
-                    hint="It was damaged on its way and is deleted; pull it again.",
-                )  # fmt: skip
+            _fetch(hub, name, info.sha, file, root, waiting)
         for file in reversed(absent):  # the first part is what is looked for: it comes last
-            (root / file.path).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(waiting / file.path, root / file.path)
-        shutil.rmtree(waiting, ignore_errors=True)
+            _move(file, root, waiting)
+        with contextlib.suppress(OSError):  # another file is on its way
+            waiting.rmdir()
         return root / files[0].path
     except (ModelNotFound, ModelCorrupt):
         raise
     # The hub client raises its own, requests' and httpx' errors, depending on its version.
     except Exception as error:
         raise refusal(name, error, endpoint) from error
+
+
+def _fetch(hub: Any, name: HubName, revision: str, file: HubFile, root: Path, waiting: Path) -> None:
+    """Downloads a file to where it waits. Raises ModelCorrupt, and what the client raises."""
+    own, endpoint = _own_folder(waiting, file), hub.constants.ENDPOINT
+    try:
+        hub.hf_hub_download(name.repo, file.path, revision=revision, local_dir=own, endpoint=endpoint)
+    except Exception:
+        if _is_sound(root / file.path, file):
+            return  # another pull was faster, and took the folder away
+        raise
+    if not _is_sound(own / file.path, file) and not _is_sound(root / file.path, file):
+        (own / file.path).unlink(missing_ok=True)
+        raise ModelCorrupt(
+            own / file.path, f"its {file.algorithm} checksum or size is not the hub's",
+            hint="It was damaged on its way and is deleted; pull it again.",
+        )  # fmt: skip
+
+
+def _move(file: HubFile, root: Path, waiting: Path) -> None:
+    """Gives a file that waits its name."""
+    own = _own_folder(waiting, file)
+    (root / file.path).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(own / file.path, root / file.path)
+    except FileNotFoundError:
+        if not _is_sound(root / file.path, file):  # another pull has not moved it either
+            raise
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def _own_folder(waiting: Path, file: HubFile) -> Path:
+    """Where one file waits: nobody who fetches another one of the repository touches it."""
+    return waiting / file.path.replace("/", "--")
 
 
 def client(name: HubName) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ BUILT_IN: Final = "built-in"
 """Name of the model that comes from PyPI."""
 
 _DEFAULT: Final = ("", "default")
+_MOST_SHOWN: Final = 80  # characters of a name that is far too long
 
 
 def resolve(spec: str, cache: Path, notify: Notify | None = None) -> Path:
@@ -55,10 +57,10 @@ def find(spec: str, cache: Path) -> Path | None:
         return find(choice if choice not in _DEFAULT else BUILT_IN, cache)
     if spec == BUILT_IN:
         return cache / DEFAULT_MODEL.file if DEFAULT_MODEL.is_in(cache) else None
-    path = Path(spec).expanduser()
-    if path.is_file():
+    path, is_file, is_folder = _looked_up(spec)
+    if is_file:
         return path
-    if path.is_dir():
+    if is_folder:
         inside = sorted(file.name for file in path.glob("*.gguf"))
         names = ", ".join(inside[:5]) if inside else "none"
         raise ModelNotFound(
@@ -71,6 +73,24 @@ def find(spec: str, cache: Path) -> Path | None:
         return copy
     model = local.find_local(spec, folder, cache)
     return model.path if model is not None else None
+
+
+def _looked_up(spec: str) -> tuple[Path, bool, bool]:
+    """The path that `spec` may be, whether it is a file, and whether it is a folder. Raises ModelNotFound for
+    what can be no path."""
+    try:
+        path = Path(spec).expanduser()
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path, False, False
+    except RuntimeError:  # ~user
+        why = f"there is no user {spec.partition('/')[0].removeprefix('~')!r}"
+        raise ModelNotFound(spec, why, hint="Give the whole path of a GGUF file.") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        shown = spec if len(spec) <= _MOST_SHOWN else f"{spec[:_MOST_SHOWN]}..."
+        raise ModelNotFound(shown, f"it can be no model: {why}") from None
+    return path, stat.S_ISREG(mode), stat.S_ISDIR(mode)
 
 
 def _hint(spec: str, cache: Path) -> str:

@@ -15,7 +15,7 @@ from kvmem_llama.memory.explain import tier_of
 from kvmem_llama.memory.history import History
 from kvmem_llama.memory.index import mean_of
 from kvmem_llama.memory.ledger import Ledger
-from kvmem_llama.memory.query import StepRequest
+from kvmem_llama.memory.query import StepRequest, query_of
 from kvmem_llama.memory.report import StepResult, Tier
 from kvmem_llama.memory.search import SearchResult, search
 from kvmem_llama.memory.session import Session, token_source_of
@@ -85,6 +85,23 @@ class KVMem:
         self._session = draft
         old.history.close()
         return result
+
+    def step_after(self, n_tokens: int, request: StepRequest) -> TaskGenerator[StepResult]:
+        """Cuts the history to its first `n_tokens` and makes a step: cheaper than a rewrite, which would take
+        them out of the cells and put them back.
+
+        Nothing is cut where the step cannot fit; where it fails later or is cancelled, what was cut is gone.
+        """
+        session = self._session
+        budget, n = session.budget, len(request.tokens)
+        query = query_of(request, request.options(session.settings))
+        pins = [(start, min(end, n_tokens)) for start, end in session.history.pins if start < n_tokens]
+        canonical = budget.canonical(pins)
+        budget.check_read(canonical)
+        budget.check_step(canonical, n_tokens + query.start, n - query.start)
+        session.check_positions(n_tokens + n + budget.n_reserve)
+        self.truncate(n_tokens)
+        return (yield from self.step(request))
 
     def search(self, tokens: I32, n: int) -> TaskGenerator[SearchResult]:
         """See memory.search.search."""

@@ -20,7 +20,7 @@ from ..errors import InvalidOption
 from ..memory.recall_params import RecallParams
 from ..messages import question_start, tokenize_messages, user_marks
 from ..native.layout import I32
-from .auth import stored_name
+from .auth import new_name
 from .chat_request import ChatRequest
 from .errors import bad_request
 from .generation_settings import generation_settings
@@ -149,6 +149,7 @@ class Constraints:
     sampling: SamplingParams
     stop: tuple[str, ...]
     preserved: frozenset[int]
+    ends: tuple[int, ...] = ()  # tokens that would end the answer, where the request has them ignored
 
     @classmethod
     def of(
@@ -156,7 +157,8 @@ class Constraints:
     ) -> Constraints:
         """What the request asks for, with what the template does. Raises ApiError (400) for a grammar that is
         none."""
-        found = cls(generation.sampling, generation.stop, generation.preserved)
+        ends = vocab.eogs if generation.sampling.ignore_eos else ()
+        found = cls(generation.sampling, generation.stop, generation.preserved, ends)
         applied = prompt.applied
         if applied is not None and chat is not None:
             options = chat.options
@@ -169,6 +171,7 @@ class Constraints:
                 ),
                 (*generation.stop, *applied.additional_stops),
                 frozenset(int(tokens[0]) for tokens in ids if len(tokens) == 1),
+                ends,
             )
         _check_grammar(vocab, found.sampling.grammar)
         return found
@@ -204,7 +207,7 @@ class Constraints:
                 "logit_bias": [
                     # JSON has no infinity, and llama-server's null is what its library makes of one.
                     {"bias": bias if np.isfinite(bias) else None, "token": token}
-                    for token, bias in sampling.logit_bias
+                    for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in self.ends))
                 ],
                 "grammar": text,
                 "grammar_lazy": not isinstance(grammar, str) and grammar.lazy,
@@ -253,7 +256,7 @@ class MemoryRequest:
             raise bad_request(f"Field 'kvmem.workspace': must be a string, but is {json_type(name)}")
         return cls(
             owner=owner,
-            name=stored_name(owner, name) if name else None,
+            name=new_name(owner, name) if name else None,
             shown=name or "",
             recall=_recall(found.get("recall")),
             report=found.get("report") is True,

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +16,9 @@ from ..errors import InvalidName, InvalidOption
 
 _BEARER: Final = "Bearer "
 _OWNED: Final = re.compile(r"key-([0-9a-f]{24})/(.+)", re.DOTALL)
+_PATH: Final = re.compile(r"(^|/)\s*\.{1,2}\s*(/|$)|^\s*(/|~(/|$))|\\|^[A-Za-z]:")
+_SLASHES: Final = str.maketrans("\u2044\u2215\u29f8\u2216\u29f5\u29f9", "///\\\\\\")
+"""Characters that look like slashes and are not made to be some by Unicode's own tables."""
 
 
 class Keys:
@@ -56,6 +60,22 @@ def stored_name(owner: str, name: str) -> str:
     if _OWNED.fullmatch(name):
         raise InvalidName(name, "names that begin so belong to API keys")
     return name
+
+
+def new_name(owner: str, name: str) -> str:
+    """`stored_name` of a workspace that may have to be made.
+
+    No name ever becomes a path here, but whoever exports workspaces may make files of their names: what looks
+    like a path is refused. Raises InvalidName.
+    """
+    if _PATH.search(as_seen(name)):
+        raise InvalidName(name, "it looks like a path")
+    return stored_name(owner, name)
+
+
+def as_seen(name: str) -> str:
+    """`name` with plain characters in place of those that look like dots and slashes."""
+    return unicodedata.normalize("NFKC", name).translate(_SLASHES)
 
 
 def shown_name(owner: str, stored: str) -> str | None:

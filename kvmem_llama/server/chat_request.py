@@ -107,15 +107,21 @@ def _schema(body: Mapping[str, Any]) -> Any:
     wanted = fields.mapping(body, "response_format")
     kind = fields.text(wanted, "type")
     if kind == "json_object":
-        if "schema" in wanted or not schema:
-            schema = fields.mapping(wanted, "schema")
+        if "schema" in wanted or schema is None:
+            schema = _given(wanted)
     elif kind == "json_schema":
-        schema = fields.mapping(fields.mapping(wanted, "json_schema"), "schema")
+        schema = _given(fields.mapping(wanted, "json_schema"))
     elif kind and kind != "text":
         raise bad_request(
             f'response_format type must be one of "text" or "json_object", but got: {kind:.100}'
         )
     return schema
+
+
+def _given(wanted: Mapping[str, Any]) -> Any:
+    """Its `schema`, whatever it is: what is none is refused where it is read."""
+    schema = wanted.get("schema")
+    return {} if schema is None else schema
 
 
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -121,9 +121,15 @@ class _Told:
             headers = MutableHeaders(scope=message)
             for name, value in self._headers.items():
                 headers[name] = value
+            message = {**message, "headers": [(_usual(name), value) for name, value in headers.raw]}
         elif self._without_body:
             message = {**message, "body": b""}
         await self._send(message)
+
+
+def _usual(name: bytes) -> bytes:
+    """A header's name as llama-server writes it: to some clients `content-type` is another one."""
+    return b"-".join(part.capitalize() for part in name.split(b"-"))
 
 
 def _allowed_origin(options: ServerOptions, origin: str) -> str:

@@ -142,6 +142,7 @@ def _generation(state: ServerState, body: Body, *, is_chat: bool = False) -> Gen
     defaults = Generation(
         sampling=SamplingParams.of(settings, state.facts.n_ctx),
         cache_prompt=options.cache_prompt,
+        verbose=settings.verbose,
         sse_ping_interval=options.sse_ping_interval,
         n_predict=settings.n_predict,
         # llama-server's own default is one of the names that mean the same

@@ -57,6 +57,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http="h11",  # whatever else is there: it bounds the size of headers, and keeps their names
                 log_config=None,
                 access_log=False,
                 server_header=False,

@@ -17,6 +17,7 @@ from ..store.disk_records import DiskRecords
 from ..store.export import Exported, export_workspace
 from ..store.holding import Holding
 from ..store.importing import import_workspace
+from .auth import as_seen
 from .documenting import json_body
 from .errors import bad_request, not_supported
 from .history import History
@@ -27,7 +28,11 @@ from .state import ServerState
 from .stored_histories import new_name, read_stored
 
 _MAX_NAME: Final = 255
-_REFUSED: Final = re.compile(r'[\x00-\x1f\x7f-\x9f/\\<>:"|?*]|\.\.|^[ .]|[ .]$')
+_REFUSED: Final = re.compile(
+    r'[\x00-\x1f\x7f-\x9f/\\<>:"|?*]|\.\.|^[ .]|[ .]$|^(con|prn|aux|nul|com\d|lpt\d) *(\.|$)', re.IGNORECASE
+)
+"""What is no name of a file in some system, also in the form that characters which look like these have."""
+_MAX_DIGITS: Final = 9  # of a slot's number
 
 Action = Callable[[History | None, str, Path | None], dict[str, Any]]
 
@@ -47,7 +52,9 @@ def router(state: ServerState, pool_of: Callable[[ServerState], SlotPool]) -> AP
         if not folder:
             raise not_supported("This server does not support slots action. Start it with `--slot-save-path`")
         pool = pool_of(state)
-        if not id_slot.isascii() or not id_slot.isdigit() or int(id_slot) >= len(pool.slots):
+        if not id_slot.isascii() or not id_slot.isdigit() or len(id_slot) > _MAX_DIGITS:
+            raise bad_request("Invalid slot ID")
+        if int(id_slot) >= len(pool.slots):
             raise bad_request("Invalid slot ID")
         if action not in actions:
             raise bad_request("Invalid action")
@@ -73,9 +80,17 @@ async def _in_slot(pool: SlotPool, id_slot: int, work: Callable[[], dict[str, An
 
 def _path(folder: Path, owner: str, name: object) -> Path:
     """Where a slot is saved: the files of one key are another's business. Raises ApiError (400)."""
-    if not isinstance(name, str) or not name or len(name.encode()) > _MAX_NAME or _REFUSED.search(name):
+    if (
+        not isinstance(name, str)
+        or not name
+        or len(name.encode()) > _MAX_NAME
+        or _REFUSED.search(as_seen(name))
+    ):
         raise bad_request("Invalid filename")
-    return (folder / f"key-{owner}" if owner else folder) / name
+    path = (folder / f"key-{owner}" if owner else folder) / name
+    if path.is_dir():  # such as that of another key
+        raise bad_request("Invalid filename")
+    return path
 
 
 def _save(state: ServerState, pool: SlotPool, id_slot: int, owner: str, path: Path) -> dict[str, Any]:

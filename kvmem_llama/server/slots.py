@@ -39,6 +39,14 @@ class Running(Protocol):
         ...
 
 
+_IDLE: Final[dict[str, Any]] = {
+    "n_prompt_tokens_processed": 0,
+    "n_prompt_tokens_cache": 0,
+    "next_token": [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}],
+}
+"""What an idle slot shows: no counts of the request before."""
+
+
 @dataclass(slots=True)
 class Slot:
     id: int
@@ -113,7 +121,7 @@ class SlotPool:
         """The request in it has ended. history: where it was answered."""
         with self._lock:
             if slot.running is not None:
-                slot.last = slot.running.describe()
+                slot.last = slot.running.describe() | _IDLE
             slot.running, slot.is_taken = None, False
             slot.used = next(self._clock)
             slot.history = history or slot.history

@@ -144,7 +144,11 @@ class Teller:
             "processed": min(processed, view.n_prompt),
             "time_ms": self._clock.elapsed_ms,
         }
-        self._tell(Told(self.state, Piece(progress=progress)))
+        timings = None
+        if generation.timings_per_token:
+            n_evaluated = max(processed - view.n_cached, 0)
+            timings = self._clock.timings(n_cached=view.n_cached, n_evaluated=n_evaluated, n_decoded=0)
+        self._tell(Told(self.state, Piece(progress=progress, timings=timings)))
 
     def _piece(self, event: TextPiece) -> None:
         self._text += event.text

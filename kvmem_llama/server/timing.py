@@ -40,8 +40,14 @@ class Clock:
     def timings(
         self, *, n_cached: int, n_evaluated: int, n_decoded: int, recalls: Sequence[RecallReport] = ()
     ) -> dict[str, Any]:
-        """The object `timings`. The first token costs no step of decoding: it comes with the prompt."""
-        prompt_ms, predicted_ms, steps = self.prompt_s * 1000, self.predicted_s * 1000, max(n_decoded - 1, 0)
+        """The object `timings`. The first token costs no step of decoding: it comes with the prompt.
+
+        While a prompt is read, its time is the one since the beginning, or 0 before anything is evaluated.
+        """
+        prompt_s = self.prompt_s
+        if self._prompt is None and n_evaluated:
+            prompt_s = time.monotonic() - self.started
+        prompt_ms, predicted_ms, steps = prompt_s * 1000, self.predicted_s * 1000, max(n_decoded - 1, 0)
         found: dict[str, Any] = {
             "cache_n": n_cached,
             "prompt_n": n_evaluated,

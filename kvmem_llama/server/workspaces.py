@@ -29,7 +29,7 @@ from ..store.names import Place
 from ..store.root import Root
 from ..store.rows import WorkspaceRow
 from ..store.tables import PINS, Db
-from .auth import shown_name, stored_name
+from .auth import new_name, shown_name, stored_name
 from .state import ServerState
 
 MAX_TEXT_BLOCKS: Final = 1024
@@ -200,7 +200,7 @@ class Workspaces:
 
     def fork(self, name: str, new: str) -> None:
         """A workspace with the same history. Raises InvalidName, WorkspaceExists, WorkspaceBusy."""
-        stored = self._stored(new)
+        stored = new_name(self._owner, new)
         with self._managing(name) as (holding, records):
             fork_workspace(holding, records, stored).close()
 

@@ -141,9 +141,12 @@ class Catalog:
                 return
             self._closed = True
             thread = self._thread
-        if thread is not None:
+        if thread is None:
+            return
+        # When the interpreter goes down its threads are gone; whatever was acknowledged is on disk.
+        with contextlib.suppress(RuntimeError):
             thread.submit(self._close_writer).result()
-            thread.shutdown()
+        thread.shutdown()
 
     # -- private, the writer thread
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from ..conversation import Conversation
+from ..conversation import Asked, Conversation
 from ..engine.requests import TaskGenerator
 from ..engine.task import Task
 from ..engine.templates import AppliedTemplate
@@ -19,6 +19,7 @@ from .running import Answer, Step
 
 if TYPE_CHECKING:
     from ..durable import Opened
+    from ..engine.core import EngineCore
     from .engine import WorkspaceEngine
 
 S = TypeVar("S", bound=Step)
@@ -40,10 +41,11 @@ class WorkspaceBase:
         self._policy: Final = policy
         self._conversation: Final = conversation
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = False  # no more calls are taken
+        self._freeing = threading.Lock()  # of the next one; held until all is free
+        self._freed = False
         self._stream: Step | None = None  # the newest
-        # If it asked: token positions of turn, question and answer.
-        self._asked_at: tuple[int, int, int] | None = None
+        self._asked: Asked | None = None  # if it asks
         self._edited: tuple[int, int] | None = None  # if it edits: tokens that stay, tokens there were
 
     @property
@@ -72,23 +74,18 @@ class WorkspaceBase:
         return self._conversation.system
 
     def close(self) -> None:
-        """Cancels a running step and frees everything. Idempotent."""
+        """Cancels a running step and frees everything. Idempotent; whoever is interrupted may call it again,
+        which frees what is left."""
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-            stream = self._stream
-        if stream is not None and not stream.done:
-            stream.cancel()
-            with contextlib.suppress(Exception):
-                stream.result()
-        try:
-            with contextlib.suppress(EngineClosed):
-                self._engine.release(self._policy)
-                self._engine.call(lambda core: self._policy.close())
-        finally:
-            if self._opened is not None:
-                self._engine.shelf.close_one(self._opened)
+        with self._freeing:
+            if self._freed:
+                return
+            try:
+                self._end_step()
+            finally:  # a Ctrl-C in there, too: the step ends within a batch, and what is left of it must go
+                self._free()
+            self._freed = True
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +95,27 @@ class WorkspaceBase:
     ) -> None:
         self.close()
 
+    def _end_step(self) -> None:
+        step = self._stream
+        if step is not None and not step.done:
+            step.cancel()
+            with contextlib.suppress(Exception):
+                step.result()
+
+    def _free(self) -> None:
+        self._end_step()
+
+        def free(core: EngineCore) -> None:
+            self._engine.release(self._policy)
+            self._policy.close()
+
+        try:
+            with contextlib.suppress(EngineClosed):
+                self._engine.call(free)
+        finally:
+            if self._opened is not None:
+                self._engine._close_one(self._opened)
+
     # -- for the classes above
 
     @property
@@ -106,7 +124,7 @@ class WorkspaceBase:
 
     @contextlib.contextmanager
     def _idle(self) -> Iterator[None]:
-        """Within: no step runs and none can begin. Raises WorkspaceClosed or WorkspaceBusy."""
+        """Within: no step runs and none can begin. Raises WorkspaceClosed, EngineClosed or WorkspaceBusy."""
         if not self._lock.acquire(blocking=False):
             raise WorkspaceBusy()
         try:
@@ -124,6 +142,7 @@ class WorkspaceBase:
                 if self.name is None
                 else WorkspaceClosed(f"the workspace {self.name!r} is closed")
             )
+        self._engine._refuse_if_closed()
 
     def _wait_if_cancelled(self) -> None:
         """The newest step has ended, or is about to. Raises WorkspaceBusy if it runs on."""
@@ -137,8 +156,8 @@ class WorkspaceBase:
 
     def _settle(self) -> None:
         """Takes note of the turn that the newest step has added, if it succeeded."""
-        stream, asked, edited = self._stream, self._asked_at, self._edited
-        self._stream = self._asked_at = self._edited = None
+        stream, asked, edited = self._stream, self._asked, self._edited
+        self._stream = self._asked = self._edited = None
         if stream is None:
             return
         result: StepResult | None = None
@@ -147,7 +166,8 @@ class WorkspaceBase:
         if edited is not None and (result is not None or self.n_tokens == edited[0]):
             self._conversation.truncate(self._policy.tokens(0, edited[0]), edited[1])
         if asked is not None and result is not None:
-            self._conversation.answered(*asked, result.text, result.tokens)
+            before = self._policy.tokens(0, asked.answer_start if asked.is_whole else 0)
+            self._conversation.answered(asked, result.text, result.tokens, before)
 
     def _start(self, generator: TaskGenerator[StepResult]) -> Step:
         return self._began(generator, Step)

@@ -15,6 +15,7 @@ from ..matching import match
 from ..memory.query import StepRequest, token_ids, token_marks
 from ..memory.report import StepResult
 from ..native.layout import F32, I32
+from ..policies import KVMem
 from .running import Step
 from .steps import Asking
 
@@ -88,6 +89,9 @@ class AskingByHand(Asking):
             whatever --reuse says.
         on_logits: called on the owner thread with the logits of every token that is evaluated, [n_vocab]
             each, valid within the call.
+        The tokens that are not among these are gone afterwards. A step that is too large, or is cancelled
+        before it begins, changes nothing; a workspace without a name loses them also where it is cancelled or
+        fails later.
         Raises InvalidOption for tokens that are not ids of the vocabulary, InputError for none.
         """
         with self._idle():
@@ -104,17 +108,15 @@ class AskingByHand(Asking):
                 sampling=SamplingParams(),
                 hand=mailbox,
             )
-            if first < was and not plan.spans and self._opened is None:
-                # Cheaper than a rewrite, which would take the prefix out of the cells and put it back.
-                self._engine.call(lambda core: self._policy.truncate(first))
-                self._conversation.truncate(self._policy.tokens(), was)
-            generator = (
-                self._policy.rewrite(plan, request) if first < self.n_tokens else self._policy.step(request)
-            )
-            edited = (first, was) if first < self.n_tokens else None
+            if first >= was:
+                generator = self._policy.step(request)
+            elif isinstance(self._policy, KVMem) and not plan.spans and self._opened is None:
+                generator = self._policy.step_after(first, request)
+            else:
+                generator = self._policy.rewrite(plan, request)
             task = self._engine.submit(lambda core: self._told(generator, on_logits), resident=self._policy)
             step = StepByHand(task, mailbox)
-            self._stream, self._edited = step, edited
+            self._stream, self._edited = step, ((first, was) if first < was else None)
             return step
 
     def _told(

@@ -57,6 +57,7 @@ class WorkspaceEngine(TaskEngine):
         from ..policies import KVMem, make_policy
         from .workspace import Workspace
 
+        self._refuse_if_closed()
         chosen = policy or self.core.settings.policy
         if name is None:
             if read_only:
@@ -73,7 +74,8 @@ class WorkspaceEngine(TaskEngine):
 
     @property
     def shelf(self) -> Shelf:
-        """The durable workspaces of this engine. Raises ModelUnsupported for a model without hooks."""
+        """The durable workspaces of this engine. Raises ModelUnsupported for a model without hooks,
+        EngineClosed."""
         core = self.core
         if core.hooks is None:
             raise ModelUnsupported(
@@ -87,6 +89,7 @@ class WorkspaceEngine(TaskEngine):
         from ..store.raw_k import RawK
 
         with self._shelf_lock:
+            self._refuse_if_closed()
             if self._shelf is None:
                 hooks = core.hooks
                 binding = Binding.of(core.model.info, hooks.layers, hooks.layout, core.settings)
@@ -104,14 +107,16 @@ class WorkspaceEngine(TaskEngine):
 
     def tokenize(self, text: str, *, special: bool = False) -> I32:
         """Token ids of a text, [n], as it is in the midst of a history. special: text that names a control
-        token stands for it."""
+        token stands for it. Raises EngineClosed."""
+        self._refuse_if_closed()
         return self.core.model.vocab.tokenize(text, parse_special=special)
 
     def detokenize(self, tokens: Sequence[int] | I32, *, special: bool = False) -> str:
         """The text of token ids, [n]; characters cut at its edges are replaced. special: control tokens have
-        a text, too. Raises InvalidOption for tokens that are not ids of the vocabulary."""
+        a text, too. Raises InvalidOption for tokens that are not ids of the vocabulary, EngineClosed."""
         from ..memory.query import token_ids
 
+        self._refuse_if_closed()
         vocab = self.core.model.vocab
         return vocab.detokenize(token_ids(tokens, vocab.n_tokens), special=special).decode("utf-8", "replace")
 
@@ -121,6 +126,13 @@ class WorkspaceEngine(TaskEngine):
         with self._shelf_lock:
             if self._shelf is not None:
                 self._shelf.close()
+
+    def _close_one(self, opened: Opened) -> None:
+        """Also after `close`."""
+        with self._shelf_lock:
+            shelf = self._shelf
+        assert shelf is not None  # it has opened it
+        shelf.close_one(opened)
 
     def _on(self, opened: Opened) -> Workspace:
         from ..conversation import Conversation
@@ -134,7 +146,7 @@ class WorkspaceEngine(TaskEngine):
                 vocab, self._template(), restored.system, restored.steps, restored.tokens
             )
         except BaseException:
-            self.shelf.close_one(opened)
+            self._close_one(opened)
             raise
         opened.taken_over()
         return Workspace(self, memory, conversation, opened)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+import contextlib
+from operator import index
+from typing import Protocol, SupportsIndex, TypeAlias, cast
 
 from ..errors import InvalidOption
 
@@ -31,20 +33,19 @@ Span: TypeAlias = range | tuple[int, int] | HasCount | HasEnd
 def token_range(span: int | Span, end: int | None) -> tuple[int, int]:
     """[start, end) in tokens. span: the start if `end` is given. Raises InvalidOption for a range with gaps,
     and for what is no range at all."""
-    if isinstance(span, int):
+    with contextlib.suppress(TypeError):  # of what is no integer; one of numpy's is one
         if end is not None:
-            return span, end
-    elif end is None:
+            return index(cast(SupportsIndex, span)), index(end)
         if isinstance(span, range):
             if span.step == 1:
                 return span.start, span.stop
         elif isinstance(span, tuple):
             if len(span) == 2:
-                return span
+                return index(span[0]), index(span[1])
         elif hasattr(span, "start") and hasattr(span, "count"):
-            return span.start, span.start + span.count
+            return index(span.start), index(span.start) + index(span.count)
         elif hasattr(span, "start") and hasattr(span, "end"):
-            return span.start, span.end
+            return index(span.start), index(span.end)
     raise InvalidOption(
         "span", span if end is None else (span, end), "is no range of tokens",
         hint="Give the first token and the one after the last, a range, or a block of a recall.",

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..conversation import N_CLOSING
+from ..conversation import N_CLOSING, Asked
 from ..engine.chat_template import AnyMessage
 from ..engine.sampler import SamplingParams
 from ..engine.templates import AppliedTemplate, TemplateOptions
@@ -23,7 +23,7 @@ from ..memory.query import (
     token_marks,
 )
 from ..memory.recall_params import RecallParams
-from ..messages import messages_of, question_start, tokenize_messages, user_marks
+from ..messages import check_question, messages_of, question_start, tokenize_messages, user_marks
 from ..native.layout import I32
 from .base import WorkspaceBase
 from .running import Answer, Step
@@ -51,8 +51,9 @@ class Asking(WorkspaceBase):
         sampling, recall: None: as the engine's options say.
         max_tokens: -1: no limit. stop: texts at which the answer ends, not part of it.
         options: what the answer may hold; tools are rendered with the first question only.
-        Raises TemplateUnsupported or InvalidRequest.
+        Raises TemplateUnsupported or InvalidRequest; InputError or InvalidOption for what is no text.
         """
+        check_question(question, context)
         with self._idle():
             newest = self._policy.tokens(max(self.n_tokens - N_CLOSING, 0))
             turn, applied = self._conversation.next_turn(question, context, newest, options)
@@ -71,7 +72,7 @@ class Asking(WorkspaceBase):
             start = self.n_tokens
             request = self._constrained(request, applied, options)
             answer = self._start_answer(self._policy.step(request), applied)
-            self._asked_at = (start, start + turn.question, start + len(turn.tokens))
+            self._asked = Asked(start, start + turn.question, start + len(turn.tokens))
             return answer
 
     def chat(
@@ -151,7 +152,9 @@ class Asking(WorkspaceBase):
         read. Afterwards the history is the prompt and the answer.
 
         tokens: [n] ids, BOS included where the model wants it.
-        query_start: index of the first one that may belong to the query; None: the first new one.
+        query_start: index of the first one that may belong to the query; None: the first one that differs
+            from the history, or the last one if none does. Those of the query are evaluated, and counted so,
+            also where the history holds equal ones later on.
         scored: [n] which are text rather than template; None: all. user: as in `step`.
         preserved: control tokens whose text the answer's text holds.
         logits_processors, stopping_criteria: see memory/query.py.
@@ -250,6 +253,7 @@ class Asking(WorkspaceBase):
                 tokens=whole.tokens[first:],
                 query_start=question - first,
                 scored=whole.scored[first:],
+                is_whole=True,
                 user=None if whole.user is None else whole.user[first:],
             )
 
@@ -263,7 +267,7 @@ class Asking(WorkspaceBase):
         first = plan.prefix
         answer = self._answer_after(plan, request(first), applied)
         if whole.kind == "ask":
-            self._asked_at = (first, question, len(whole.tokens))
+            self._asked = Asked(first, question, len(whole.tokens), is_whole=True)
         return answer
 
     def _match(self, stored: I32, wanted: I32) -> Plan:

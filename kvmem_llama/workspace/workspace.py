@@ -10,7 +10,7 @@ import numpy as np
 
 from ..conversation import Turn, document_text
 from ..engine.answer_parser import ParsedMessage
-from ..engine.sampler import SamplingParams
+from ..engine.sampling_params import SamplingParams, plain_int
 from ..errors import InputError, InvalidOption
 from ..memory.attending import AttendedBlock
 from ..memory.query import StepRequest, token_ids
@@ -207,7 +207,7 @@ class Workspace(AskingByHand):
     def truncate(self, n_tokens: int) -> None:
         """Drops all but the first `n_tokens` tokens. Raises InvalidOption if there are fewer."""
         with self._idle():
-            was = self.n_tokens
+            was, n_tokens = self.n_tokens, plain_int("n_tokens", n_tokens)
             if not 0 <= n_tokens <= was:
                 raise InvalidOption("n_tokens", n_tokens, f"the history holds {was} tokens")
             self._engine.call(lambda core: self._policy.truncate(n_tokens))
@@ -243,8 +243,11 @@ class Workspace(AskingByHand):
     def take_over(self, other: Workspace, n_tokens: int) -> None:
         """The next step of this empty workspace takes over what `other` knows of its first `n_tokens` tokens,
         as far as the step reads the same ones, instead of evaluating them. `other` must stay as it is until
-        the step has ended. Nothing happens under a policy without recall."""
-        with self._idle():
+        the step has ended. Nothing happens under a policy without recall.
+
+        Raises WorkspaceClosed, or WorkspaceBusy, for either of the two.
+        """
+        with self._idle(), other._idle():
             mine, theirs = self._policy, other._policy
             if isinstance(mine, KVMem) and isinstance(theirs, KVMem) and not self.n_tokens:
                 self._engine.call(lambda core: mine.take_over(theirs, n_tokens))

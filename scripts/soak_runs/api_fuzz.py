@@ -15,8 +15,7 @@ from servers import our_server
 
 def run(model: Path, minutes: float = 10.0) -> None:
     with fast_folder() as folder, our_server(model, folder, "-n", "4", "--slots") as server:
-        # Anthropic's requests may ask for thousands of tokens, and do so where they do not say how many.
-        text = fuzz(server, seconds=int(60 * minutes), n_examples=1_000_000, patience=1200)
+        text = fuzz(server, seconds=int(60 * minutes), n_examples=1_000_000, patience=120)
         say(next((line.strip() for line in text.splitlines() if "generated" in line), ""))
         assert server.client.get("/health").status_code == 200
         assert not any(slot["is_processing"] for slot in server.client.get("/slots").json())

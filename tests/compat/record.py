@@ -2,7 +2,8 @@
 
 python tests/compat/record.py PROGRAM MODEL [NAME ...]
 
-NAME: of request files, requests_NAME.json; none: all. Each is asked in order on a fresh server.
+NAME: of request files, requests_NAME.json or agent_NAME.json; none: all. Each is asked in order on a fresh
+server.
 """
 
 from __future__ import annotations
@@ -16,24 +17,21 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from servers import FLAGS, in_here, more_flags, requests_of, stock_server
+from servers import AGENT_FLAGS, FLAGS, in_here, requests_of, stock_server
 
 HERE: Final = Path(__file__).parent
 RECORDED: Final = HERE / "recorded"
 PIN: Final = HERE.parents[1] / "vendor" / "pin.toml"
 
 
-def record(program: Path, model: Path, name: str) -> dict[str, Any]:
-    """The answers by id of request, and what they were made with."""
-    flags = more_flags(name)
+def record(program: Path, model: Path, path: Path) -> dict[str, Any]:
+    """The answers by id of request of a file, and what they were made with."""
+    flags = AGENT_FLAGS if path.name.startswith("agent_") else ()
     with (
         tempfile.TemporaryDirectory() as folder,
         stock_server(program, model, Path(folder), *in_here(flags)) as server,
     ):
-        answers = {
-            request.id: server.ask(request).as_json()
-            for request in requests_of(HERE / f"requests_{name}.json")
-        }
+        answers = {request.id: server.ask(request).as_json() for request in requests_of(path)}
     return {
         "llama_cpp_commit": tomllib.loads(PIN.read_text())["llama_cpp_commit"],
         "model": model.name,
@@ -52,11 +50,10 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 2
     program, model = Path(arguments[0]).absolute(), Path(arguments[1]).absolute()
-    names = arguments[2:] or sorted(
-        path.stem.removeprefix("requests_") for path in HERE.glob("requests_*.json")
-    )
-    for name in names:
-        text = json.dumps(record(program, model, name), ensure_ascii=False, indent=1)
+    found = sorted([*HERE.glob("requests_*.json"), *HERE.glob("agent_*.json")])
+    paths = {path.stem.partition("_")[2]: path for path in found}
+    for name in arguments[2:] or paths:
+        text = json.dumps(record(program, model, paths[name]), ensure_ascii=False, indent=1)
         (RECORDED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         print(f"recorded/{name}.json")
     return 0

@@ -23,12 +23,8 @@ FLAGS: Final = (
     "--alias", "smol", "--metrics",
 )  # fmt: skip
 
-HERE: Final = Path(__file__).parent
-
-# Coding agents send tools, which the small model's own template does not show.
-_MORE_FLAGS: Final = {
-    name: ("--jinja", "--chat-template-file", "<here>/tools.jinja") for name in ("claude_code", "codex")
-}
+# For coding agents, beside FLAGS: the small model's own template shows no tools. <here>: this folder.
+AGENT_FLAGS: Final = ("--jinja", "--chat-template-file", "<here>/tools.jinja")
 
 _START_SECONDS: Final = 120
 _ANSWER_SECONDS: Final = 120
@@ -160,14 +156,9 @@ def _slots(folder: Path) -> list[str]:
     return ["--slot-save-path", f"{folder / 'slots'}/"]
 
 
-def more_flags(name: str) -> tuple[str, ...]:
-    """Flags, beside FLAGS, of the servers that are asked requests_NAME.json; <here>: this folder."""
-    return _MORE_FLAGS.get(name, ())
-
-
 def in_here(flags: Sequence[str]) -> list[str]:
     """`flags` with the path of this folder in them."""
-    return [flag.replace("<here>", str(HERE)) for flag in flags]
+    return [flag.replace("<here>", str(Path(__file__).parent)) for flag in flags]
 
 
 def free_port() -> int:

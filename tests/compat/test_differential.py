@@ -14,17 +14,7 @@ from pathlib import Path
 
 import pytest
 from comparing import HERE, Allowed, allowed_differences, differences, shortened
-from servers import (
-    FLAGS,
-    Answer,
-    Request,
-    Server,
-    in_here,
-    more_flags,
-    our_server,
-    requests_of,
-    stock_server,
-)
+from servers import FLAGS, Answer, Request, Server, our_server, requests_of, stock_server
 
 REQUESTS = {path.stem.removeprefix("requests_"): path for path in sorted(HERE.glob("requests_*.json"))}
 CASES = [(name, request) for name, path in REQUESTS.items() for request in requests_of(path)]
@@ -38,7 +28,7 @@ each_request = pytest.mark.parametrize(
 class Asked:
     """Answers of one kind of server: each file in order on a fresh server, when it is first wanted."""
 
-    def __init__(self, start: Callable[[Path, list[str]], Server], folder: Path) -> None:
+    def __init__(self, start: Callable[[Path], Server], folder: Path) -> None:
         self._start, self._folder = start, folder
         self._answers: dict[str, dict[str, Answer]] = {}
 
@@ -46,27 +36,26 @@ class Asked:
         if name not in self._answers:
             folder = self._folder / name
             folder.mkdir()
-            with self._start(folder, in_here(more_flags(name))) as server:
+            with self._start(folder) as server:
                 self._answers[name] = {one.id: server.ask(one) for one in requests_of(REQUESTS[name])}
         return self._answers[name][request.id]
 
 
 @pytest.fixture(scope="module")
 def ours_asked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    return Asked(lambda folder, more: our_server(smollm2, folder, *more), tmp_path_factory.mktemp("asked"))
+    return Asked(lambda folder: our_server(smollm2, folder), tmp_path_factory.mktemp("asked"))
 
 
 @pytest.fixture(scope="module")
 def stock_asked(stock_program: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Asked:
     return Asked(
-        lambda folder, more: stock_server(stock_program, smollm2, folder, *more),
-        tmp_path_factory.mktemp("stock"),
+        lambda folder: stock_server(stock_program, smollm2, folder), tmp_path_factory.mktemp("stock")
     )
 
 
 def recorded(name: str, model: Path) -> dict[str, Answer]:
     data = json.loads((HERE / "recorded" / f"{name}.json").read_text(encoding="utf-8"))
-    assert data["flags"] == [*FLAGS, *more_flags(name)], "recorded with other flags: run record.py"
+    assert data["flags"] == list(FLAGS), "recorded with other flags: run record.py"
     text = json.dumps(data["answers"]).replace("<model>", json.dumps(str(model))[1:-1])
     return {id: Answer.from_json(row) for id, row in json.loads(text).items()}
 

@@ -13,7 +13,7 @@ import pytest
 from kvmem_llama.engine.grammar import AnswerGrammar, Constraint, GrammarTrigger, ReasoningLimit
 from kvmem_llama.engine.model import Model
 from kvmem_llama.engine.sampler import Sampler, SamplingParams
-from kvmem_llama.engine.templates import ChatTemplates, TemplateOptions
+from kvmem_llama.engine.templates import ChatTemplates, TemplateOptions, read_template
 from kvmem_llama.engine.vocab import Vocab
 from kvmem_llama.errors import InvalidOption, OutputMismatch
 from kvmem_llama.native import library
@@ -90,8 +90,6 @@ def test_a_lazy_grammar_holds_from_its_trigger_on(vocab: Vocab) -> None:
     assert answer.next(" rain").isdigit()
     answer.write("</call>")
     assert vocab.is_eog(answer.sampler.sample(likely(vocab, " rain")))
-    answer.sampler.reset()
-    assert answer.next(" rain") == b" rain"
     answer.sampler.close()
 
 
@@ -219,7 +217,7 @@ def test_texts_under_the_grammar_of_a_schema_are_json_of_that_schema(model: Mode
 def test_libllama_takes_the_grammars_of_every_template(model: Model) -> None:
     n = 0
     for path in sorted(TEMPLATES.glob("*.jinja")):
-        with ChatTemplates.from_file(model, path) as templates:
+        with ChatTemplates(model, read_template(path)) as templates:
             for options in (
                 TemplateOptions(tools=TOOLS),
                 TemplateOptions(tools=TOOLS, tool_choice="required"),
@@ -245,7 +243,7 @@ def test_a_small_model_that_begins_to_call_a_tool_ends_the_call(smollm2: Path) -
     settings, start = Settings(n_ctx=1024, n_threads=2), "<tool_call>\n"
     with open_engine(smollm2, settings) as engine, engine.workspace() as ws:
         model = engine.core.model
-        with ChatTemplates.from_file(model, TEMPLATES / f"{HERMES}.jinja") as templates:
+        with ChatTemplates(model, read_template(TEMPLATES / f"{HERMES}.jinja")) as templates:
             applied = templates.apply([QUESTION], TemplateOptions(tools=TOOLS, tool_choice="required"))
         assert applied.grammar is not None
         grammar = replace(applied.grammar, prefill=applied.grammar.prefill + start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +196,11 @@ def test_what_is_wrong_is_said_and_nothing_works_after_close(llm: Llama) -> None
         llm.sample()
     llm.close()
     llm.close()
-    for call in (lambda: llm("a"), lambda: llm.tokenize(b"a"), lambda: llm.eval([1]), llm.token_eos):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: llm("a"), lambda: llm.tokenize(b"a"), lambda: llm.eval([1]), lambda: llm.eval([]),
+        llm.token_eos, llm.n_ctx, llm.sample, llm.reset, llm.save_state,
+    )  # fmt: skip
+    for call in calls:
         with pytest.raises(EngineClosed, match="closed"):
             call()
 

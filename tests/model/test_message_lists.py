@@ -107,6 +107,29 @@ def test_only_what_is_new_or_changed_is_evaluated(talk: Talk) -> None:
     assert again.n_carried == 0 and again.n_evaluated <= talk.n_turn(QUESTIONS[7])
 
 
+def test_each_answer_of_a_list_can_be_taken_back(smollm2: Path, tmp_path: Path) -> None:
+    greedy = SamplingParams(temp=0)
+    said = ("user", "My name is Ada."), ("assistant", "Hello Ada."), ("user", "What is my name?")
+    messages = [{"role": role, "content": content} for role, content in said]
+    with open_engine(smollm2, Settings(n_ctx=320, n_threads=2, data_dir=str(tmp_path))) as engine:
+        with engine.workspace("talk", system="Be brief.") as ws:
+            for max_tokens in (4, np.int64(6)):  # the second time the question is there, but for its answer
+                ws.chat(messages, sampling=greedy, max_tokens=max_tokens).result()  # type: ignore[arg-type]
+            live = ws.turns()
+            assert [turn.question for turn in live] == ["My name is Ada.", "What is my name?"]
+            assert (live[0].start, live[0].answer) == (0, "Hello Ada.") and live[1].start == live[0].end
+        with engine.workspace("talk") as ws:
+            assert ws.turns() == live
+            ws.truncate(live[1].start)
+            ws.ask("Who am I?", sampling=greedy, max_tokens=4).result()
+            held = engine.core.model.vocab.detokenize(ws.history()).decode()
+            assert held.startswith(
+                "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nMy name is Ada."
+            )
+            assert "Hello Ada.<|im_end|>\n<|im_start|>user\nWho am I?<|im_end|>\n" in held
+            assert held.count("system") == 1
+
+
 def test_taken_over_rows_are_those_of_the_old_history(smollm2: Path) -> None:
     settings = Settings(n_ctx=512, n_threads=2)
     with open_engine(smollm2, settings) as engine, engine.workspace() as ws:

@@ -64,11 +64,8 @@ def test_a_random_seed_can_be_read_and_used_again(vocab: Vocab, logits: np.ndarr
     assert draw(vocab, SamplingParams(seed=sampler.seed), logits, 30) == tokens
 
 
-def test_reset_begins_again(vocab: Vocab, logits: np.ndarray) -> None:
+def test_closing_twice_is_harmless(vocab: Vocab) -> None:
     sampler = Sampler(vocab, SamplingParams(seed=3))
-    first = [sampler.sample(logits) for _ in range(20)]
-    sampler.reset()
-    assert [sampler.sample(logits) for _ in range(20)] == first
     sampler.close()
     sampler.close()
 

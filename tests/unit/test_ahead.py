@@ -22,6 +22,18 @@ def test_wanted_modules_are_there_afterwards(monkeypatch: pytest.MonkeyPatch) ->
     assert "kvmem_llama.occurrence" in sys.modules and sys.getswitchinterval() == pytest.approx(interval)
 
 
+def test_of_several_at_once_the_last_brings_back_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_wanted", [])
+    interval = sys.getswitchinterval()
+    first, second = ahead.importing(), ahead.importing()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert sys.getswitchinterval() < interval
+    second.__exit__(None, None, None)
+    assert sys.getswitchinterval() == pytest.approx(interval)
+
+
 def test_an_error_meanwhile_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_wanted", [])
     interval = sys.getswitchinterval()

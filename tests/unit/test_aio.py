@@ -7,7 +7,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import wraps
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from tiny_models import write_model
 from kvmem_llama import Finished, Progress, SamplingParams, TextPiece, aio, workspace
 from kvmem_llama.engine.events import EventQueue
 from kvmem_llama.errors import Cancelled, EngineClosed, InvalidOption, WorkspaceBusy, WorkspaceClosed
+from kvmem_llama.native.layout import I32
 
 pytestmark = pytest.mark.usefixtures("checked", "template")
 checked, template = checked_sessions, faked_template
@@ -62,10 +63,14 @@ def public(kind: type) -> set[str]:
 
 
 def test_the_names_are_the_same() -> None:
+    by_hand = {
+        "step_by_hand",
+        "take_over",
+    }  # for what samples itself, and for what keeps many histories: the server
     own = {"watch", "unwatch", "take", "when_done", "ends_soon"}  # for a reader that must not wait
     assert public(aio.Step) == public(workspace.Step) - own
     assert public(aio.Answer) == public(workspace.Answer) - own
-    assert public(workspace.Workspace) - public(aio.Workspace) == {"step_by_hand", "take_over"}
+    assert public(workspace.Workspace) - public(aio.Workspace) == by_hand
     assert public(aio.Workspace) <= public(workspace.Workspace)
     for name in ("add", "chat", "complete", "search", "pin", "truncate", "verify"):
         one, other = getattr(workspace.Workspace, name), getattr(aio.Workspace, name)
@@ -148,6 +153,75 @@ async def test_a_cancelled_task_cancels_its_step(engine: aio.Engine, below: fake
 
 
 @on_loop
+async def test_a_step_ends_with_a_task_that_is_kept(engine: aio.Engine, below: fake_durable.Engine) -> None:
+    """Who was cancelled is not dropped here, and goes on with what it had begun to read."""
+    async with await engine.workspace() as ws:
+        answer, started = await ws.chat("why?", sampling=GREEDY), asyncio.Event()
+        events = aiter(answer)
+
+        async def read() -> None:
+            async for _event in events:
+                started.set()
+
+        task = asyncio.create_task(read())
+        await started.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert answer._step.ends_soon and (await ws.history()).size == 0
+        with pytest.raises(Cancelled):
+            async for _event in events:
+                pass
+
+
+@on_loop
+async def test_the_end_is_waited_for_whatever_a_reader_does(
+    engine: aio.Engine, below: fake_durable.Engine
+) -> None:
+    """A reader that reads no further holds a step back, but not from who waits for its end; and it loses
+    nothing by that."""
+    async with await engine.workspace() as ws:
+        for reads_first in (True, False):
+            go = hold(below)
+            answer = await ws.chat("why?", sampling=GREEDY, max_tokens=60)
+            answer._step._task._events._capacity = 8
+            waiting = None if reads_first else asyncio.create_task(answer.result())
+            await asyncio.sleep(0)
+            events = aiter(answer)
+            go.set()
+            await anext(events)
+            result = await asyncio.wait_for(waiting or answer.result(), 20)
+            seen = [event async for event in events]
+            assert sum(isinstance(event, TextPiece) for event in seen) > 40 and result.n_generated == 60
+            assert isinstance(seen[-1], Finished)
+
+
+@on_loop
+async def test_the_next_call_waits_for_one_that_was_cancelled(
+    engine: aio.Engine, below: fake_durable.Engine
+) -> None:
+    """Its thread cannot be stopped, and holds the workspace for as long as it takes."""
+    begun, go = threading.Event(), threading.Event()
+    vocab = below.core.model.vocab
+    tokenize = vocab.tokenize
+
+    def slowly(text: str | bytes, **options: bool) -> I32:
+        begun.set()
+        go.wait(10)
+        return tokenize(text, **options)
+
+    async with await engine.workspace() as ws:
+        vocab.tokenize = slowly  # type: ignore[method-assign]
+        task = asyncio.create_task(ws.add("abc"))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        await asyncio.wait([task])
+        vocab.tokenize = tokenize  # type: ignore[method-assign]
+        asyncio.get_running_loop().call_later(0.05, go.set)
+        await (await ws.add("de")).result()
+        assert task.cancelled() and engine.detokenize(await ws.history()) == "de"
+
+
+@on_loop
 async def test_a_timeout_of_the_result_leaves_the_step_running(
     engine: aio.Engine, below: fake_durable.Engine
 ) -> None:
@@ -174,12 +248,8 @@ async def test_a_call_that_is_cancelled_midway_leaves_nothing(
                 await asyncio.sleep(0)
             if not task.cancel():
                 (await task).cancel()
-            while True:  # the thread of the call may be at it still
-                try:
-                    assert (await ws.history()).size == 0
-                    break
-                except WorkspaceBusy:
-                    await asyncio.sleep(0.001)
+            await asyncio.wait([task])
+            assert (await ws.history()).size == 0
         for n in range(6):
             task = asyncio.create_task(engine.workspace("notes"))
             for _ in range(n):
@@ -264,6 +334,32 @@ def test_a_reader_that_does_not_wait_holds_its_task_back() -> None:
         queue.put(i)
     assert queue.behind and not woken and queue.take()[0] == [0, 1, 2]
     assert not queue.behind and woken
+
+
+def test_an_engine_is_opened_once_however_many_ask(tmp_path: Path) -> None:
+    made: list[fake_durable.Engine] = []
+
+    async def run() -> None:
+        with ExitStack() as stack:
+            engine = aio.Engine()
+
+            def make() -> fake_durable.Engine:
+                made.append(stack.enter_context(engine_on(tmp_path / "store")))
+                return made[-1]
+
+            engine._make = make
+            opening = asyncio.create_task(engine.open())
+            await asyncio.sleep(0)
+            assert await asyncio.gather(engine.open(), engine.open(), opening) == [engine] * 3
+            other = aio.Engine()
+            other._make = make
+            opening = asyncio.create_task(other.open())
+            await asyncio.sleep(0)
+            await other.close()  # of what is being opened
+            assert opening.done() and len(made) == 2
+            assert made[1].closed and not made[0].closed
+
+    asyncio.run(run())
 
 
 def test_an_engine_is_opened_and_closed_by_async_with(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvmem_llama.engine.answer_parser import AnswerParser
-from kvmem_llama.engine.templates import ChatTemplates, TemplateOptions, json_schema_to_grammar
+from kvmem_llama.engine.templates import (
+    ChatTemplates,
+    TemplateOptions,
+    json_schema_to_grammar,
+    read_template,
+)
 from kvmem_llama.errors import (
     EngineClosed,
     InputError,
@@ -141,17 +146,17 @@ def test_a_template_that_raises_says_what_it_raised() -> None:
 def test_a_template_comes_from_a_file_or_is_named_as_unreadable(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text(CHATML)
-    with ChatTemplates.from_file(None, file) as templates:
+    with ChatTemplates(None, read_template(file)) as templates:
         assert templates.source == CHATML
         assert templates.apply(HELLO).prompt.startswith("<|im_start|>user")
     with pytest.raises(InputError, match=r"absent\.jinja"):
-        ChatTemplates.from_file(None, tmp_path / "absent.jinja")
+        read_template(tmp_path / "absent.jinja")
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"t\.jinja"):
-        ChatTemplates.from_file(None, file)
+        read_template(file)
     file.write_text(" \n")
     with pytest.raises(InputError, match="empty"):
-        ChatTemplates.from_file(None, file)
+        read_template(file)
     with pytest.raises(InvalidRequest, match="without a model"):
         ChatTemplates(None)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_endpoint import FakeHub, serving
@@ -152,6 +153,25 @@ def test_a_model_larger_than_the_disk_is_not_begun(hub: FakeHub, monkeypatch: py
     with pytest.raises(ModelNotFound, match=r"takes 1,048,576 bytes, 4,096 are free"):
         pull(name("org/repo"), models_folder())
     assert hub.gets == []
+
+
+@pytest.mark.parametrize("other", ["org/repo:Q8_0", "org/repo"])
+def test_two_pulls_of_one_repository_do_not_disturb_each_other(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    import huggingface_hub
+
+    download, is_first = huggingface_hub.hf_hub_download, [True]
+
+    def and_another(*arguments: Any, **options: Any) -> str:
+        path: str = download(*arguments, **options)
+        if is_first.pop() if is_first else False:  # while this file waits, another command fetches one
+            pull(name(other), models_folder())
+        return path
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", and_another)
+    assert pull(name("org/repo"), models_folder()).read_bytes() == LARGE
+    assert left_behind() == sorted({"m-Q4_K_M.gguf", "m-Q8_0.gguf"} if ":" in other else {"m-Q4_K_M.gguf"})
 
 
 def test_no_network_and_no_client_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

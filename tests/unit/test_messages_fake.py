@@ -39,6 +39,9 @@ class WholeTemplate:
 
     def close(self) -> None: ...
 
+    def around(self) -> tuple[str, str]:
+        return "u:", "<end>a:"
+
     def turn(
         self, history: str, messages: Sequence[Any], *, closed: bool | None = None, options: Any = None
     ) -> Turn:
@@ -234,6 +237,113 @@ def test_the_system_prompt_of_the_workspace_comes_first(tmp_path: Path) -> None:
         assert FakeVocab().detokenize(ws.history()) == b"s:be brief<end>u:why?<end>a:"
         ws.chat([{"role": "system", "content": "x"}, user("why?")], sampling=GREEDY, max_tokens=0).result()
         assert FakeVocab().detokenize(ws.history()) == b"s:x<end>u:why?<end>a:"
+
+
+def seen(ws: Workspace) -> list[tuple[str, str]]:
+    return [(turn.question, turn.answer) for turn in ws.turns()]
+
+
+def list_of(*said: str) -> list[dict[str, str]]:
+    return [{"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(said)]
+
+
+def answered(ws: Workspace, messages: list[dict[str, str]], answer: str, **options: Any) -> None:
+    SAID[:] = [*(ord(c) - 32 for c in answer), END]
+    ws.chat(messages, sampling=GREEDY, **options).result()
+
+
+def test_each_answer_of_a_list_is_a_turn_that_can_be_taken_back(tmp_path: Path) -> None:
+    folder, system = tmp_path / "data", {"role": "system", "content": "brief"}
+    with engine_on(folder, **OPTIONS) as engine, engine.workspace("notes") as ws:
+        answered(ws, [system, *list_of("who", "me", "what", "that", "why")], "so")
+        whole = ws.turns()
+        assert seen(ws) == [("who", "me"), ("what", "that"), ("why", "so")]
+        assert [turn.start for turn in whole] == [0, whole[0].end, whole[1].end]
+        assert whole[-1].end == ws.n_tokens
+        ws.truncate(whole[1].start)
+        assert ws.turns() == whole[:1]
+        answered(ws, [system, *list_of("who", "me", "then")], "now")
+        assert seen(ws) == [("who", "me"), ("then", "now")]
+        answered(ws, [system, *list_of("who", "me", "then")], "again")
+        live = ws.turns()
+        assert seen(ws) == [("who", "me"), ("then", "again")] and live[1].start == live[0].end
+    with engine_on(folder, **OPTIONS) as engine, engine.workspace("notes") as ws:
+        assert ws.turns() == live
+        ws.truncate(live[1].start)
+        assert ws.turns() == live[:1]
+        ws.truncate(live[0].answer_start + 1)
+        assert seen(ws) == [("who", "m")]
+
+
+EDITS = (
+    list_of("who", "me", "whatever it is", "that", "why"),  # another end of a question
+    list_of("who", "mine", "what is it", "that", "why"),  # another answer
+    list_of("how", "me", "what is it", "that", "why"),
+    list_of("who", "me", "what is it", "that", "why", "so", "and"),
+    list_of("who", "me", "what is it", "it", "x" * 90, "that", "why"),
+    list_of("who", "me", "what is it"),
+    list_of("who"),
+)
+
+
+@pytest.mark.parametrize("edited", EDITS)
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_list_that_differs_leaves_its_own_turns(edited: Any, cut: int, tmp_path: Path) -> None:
+    folder, first = tmp_path / "data", list_of("who", "me", "what is it", "that", "why")
+    with engine_on(folder, **OPTIONS) as engine, engine.workspace("notes") as ws:
+        for n in (1, 3, 5):
+            answered(ws, first[:n], (*("me", "that"), "so")[n // 2], max_tokens=cut if cut else -1)
+        answered(ws, edited, "yes")
+        live = ws.turns()
+        said = [message["content"] for message in edited] + ["yes"]
+        assert seen(ws) == list(zip(said[::2], said[1::2], strict=True))
+        assert live[0].start == 0
+        assert [turn.start for turn in live[1:]] == [turn.end for turn in live[:-1]]
+    with engine_on(folder, **OPTIONS) as engine, engine.workspace("notes") as ws:
+        assert ws.turns() == live
+
+
+def test_a_store_gives_back_the_turns_that_there_were(tmp_path: Path) -> None:
+    """Lists, questions, texts and cuts at random; every other time the workspace is opened again."""
+    rng = np.random.default_rng(4)
+    folder, said = tmp_path / "data", list_of(*(words(6, i) for i in range(9)))
+    with engine_on(folder, **OPTIONS) as engine:
+        ws = engine.workspace("notes")
+        for i in range(60):
+            n = ws.n_tokens
+            match rng.integers(6):
+                case 0:
+                    ws.truncate(int(rng.integers(n + 1)))
+                case 1 if ws.turns():
+                    ws.truncate(ws.turns()[-1].start)
+                case 2:
+                    ws.add(words(7, i)).result()
+                case _:
+                    at = int(rng.integers(9))
+                    said[at] = said[at] | {"content": words(int(rng.integers(2, 12)), i)}
+                    answered(
+                        ws,
+                        said[: 1 + 2 * int(rng.integers(5))],
+                        words(5, i),
+                        max_tokens=int(rng.integers(1, 9)),
+                    )
+            live, n = ws.turns(), ws.n_tokens
+            edges = [0, *(edge for turn in live for edge in (turn.start, turn.answer_start, turn.end)), n]
+            assert edges == sorted(edges)
+            if i % 2:
+                ws.close()
+                ws = engine.workspace("notes")
+                assert ws.turns() == live
+
+
+def test_the_last_of_several_messages_is_the_question(ws: Workspace) -> None:
+    answered(ws, [user("one"), user("two"), *list_of("three", "so", "four")], "yes")
+    assert seen(ws) == [("three", "so"), ("four", "yes")] and ws.turns()[0].start == 0
+    ws.add("a text").result()
+    n = ws.n_tokens
+    SAID[:] = [END]
+    ws.prompt(ws.history().tolist() + FakeVocab().tokenize("u:five<end>a:").tolist()).result()
+    assert len(ws.turns()) == 2 and n < ws.n_tokens  # it was no chat
 
 
 @pytest.mark.parametrize(

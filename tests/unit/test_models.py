@@ -145,6 +145,16 @@ def test_a_missing_file_is_said(spec: str, tmp_path: Path) -> None:
     assert spec in str(e.value) and "hub" not in str(e.value)
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [("~nobody-of-this-name/x.gguf", "no user"), ("x" * 300, "too long"), ("a\0b", "null byte|no such file")],
+)
+def test_what_can_be_no_path_is_said(spec: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=said) as e:
+        resolve(spec, tmp_path)
+    assert len(str(e.value)) < 300
+
+
 def test_a_hub_name_without_the_hub_client_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmem_llama.engine.sampler import SamplingParams
-from kvmem_llama.memory.query import Query, StepRequest, query_of, runs
+from kvmem_llama.errors import InvalidOption
+from kvmem_llama.memory.query import Query, StepRequest, query_of, runs, token_ids
 from kvmem_llama.settings import Settings
 
 LONG = Settings(n_query=60, query_ends=10, query_user=8)
@@ -90,3 +93,22 @@ def test_what_is_scored_is_text_and_not_too_much_of_it(
     if len(kept) <= n_query:
         assert indices == kept
     assert kept[-1] in indices
+
+
+def test_one_text_to_stop_at_is_not_taken_for_its_letters() -> None:
+    ids, marks = np.arange(3, dtype=np.int32), np.ones(3, np.bool_)
+    given: Any = {"stop": "two", "max_tokens": np.int64(5)}
+    made = StepRequest(ids, 0, marks, SamplingParams(), **given)
+    assert type(StepRequest(ids, np.int64(1), marks, SamplingParams()).query_start) is int  # type: ignore[arg-type]
+    assert made.stop == ("two",) and type(made.max_tokens) is int
+    assert StepRequest(ids, 0, marks, SamplingParams(), stop=["a", "b"]).stop == ("a", "b")
+    bad: list[tuple[str, Any]] = [("max_tokens", "3"), ("max_tokens", 1.5), ("stop", [3]), ("stop", b"a")]
+    for option, value in bad:
+        with pytest.raises(InvalidOption, match=option):
+            StepRequest(ids, 0, marks, SamplingParams(), **{option: value})
+
+
+@pytest.mark.parametrize("data", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
+def test_bytes_are_no_token_ids(data: Any) -> None:
+    with pytest.raises(InvalidOption, match="tokens"):
+        token_ids(data, 1000)

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvmem_llama.cli.options import joined
@@ -101,6 +102,43 @@ def test_a_flag_that_is_repeated_keeps_every_value() -> None:
 def test_what_llama_cpp_cannot_use_is_refused_by_name(option: str, value: Any, flag: str) -> None:
     with pytest.raises(InvalidOption, match=flag):
         SamplingParams(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("temp", "x"),
+        ("temp", None),
+        ("temp", 10**400),
+        ("ignore_eos", 1),
+        ("logit_bias", {5: 1.0}),
+        ("logit_bias", ((5, "x"),)),
+        ("logit_bias", ((5.5, 1.0),)),
+        ("samplers", "top_k"),
+        ("dry_sequence_breakers", (1,)),
+        ("grammar", 5),
+        ("reasoning", "yes"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidOption, match=option.replace("_", "[-_]").removesuffix("s")):
+        SamplingParams(**{option: value})
+
+
+def test_numbers_of_numpy_become_pythons_which_json_takes() -> None:
+    options: Any = {
+        "seed": np.int64(5), "top_k": np.int32(7), "temp": np.float32(0.5), "ignore_eos": np.bool_(True),
+        "logit_bias": [(np.int32(5), np.float32(1.5))], "samplers": ["top_k"],
+    }  # fmt: skip
+    params = SamplingParams(**options)
+    assert params == SamplingParams(
+        seed=5, top_k=7, temp=0.5, ignore_eos=True, logit_bias=((5, 1.5),), samplers=("top_k",)
+    )
+    stored = json.loads(json.dumps(dataclasses.asdict(params)))
+    assert (stored["seed"], stored["temp"], stored["logit_bias"]) == (5, 0.5, [[5, 1.5]])
+    assert SamplingParams(temp=0).temp == 0
 
 
 def test_every_option_of_the_table_reaches_the_sampler() -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvmem_llama.engine.sampling_params import SamplingParams
 from kvmem_llama.errors import InvalidName
 from kvmem_llama.memory.recall_params import RecallParams
 from kvmem_llama.server import infill
-from kvmem_llama.server.asked import MemoryRequest
+from kvmem_llama.server.asked import Constraints, MemoryRequest
+from kvmem_llama.server.chat_request import chat_request
 from kvmem_llama.server.errors import ApiError
+from kvmem_llama.server.flags import ServerOptions
+from kvmem_llama.server.schema import Generation
 
 OWNER = "a" * 24
 
@@ -47,11 +51,42 @@ def test_the_workspace_of_another_key_cannot_be_named() -> None:
         MemoryRequest.of({}, f"key-{OWNER}/notes", "")
 
 
+@pytest.mark.parametrize(
+    "wanted, schema",
+    [
+        ({"type": "json_object"}, {}),
+        ({"type": "json_object", "schema": {"const": 1}}, {"const": 1}),
+        ({"type": "json_object", "schema": 123}, 123),  # what is none is refused by the template
+        ({"type": "json_schema", "json_schema": {"schema": {"const": 1}}}, {"const": 1}),
+        ({"type": "text"}, None),
+    ],
+)
+def test_the_schema_of_an_answer_is_passed_on(wanted: Any, schema: Any) -> None:
+    state: Any = SimpleNamespace(options=ServerOptions(), template_kwargs={})
+    body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
+    assert chat_request(body, state).options.json_schema == schema
+
+
+def test_ends_that_are_ignored_are_shown_as_biases() -> None:
+    vocab: Any = SimpleNamespace(eogs=(2, 5))
+    prompt: Any = SimpleNamespace(applied=None)
+
+    def shown(**sampling: Any) -> Any:
+        generation = Generation(sampling=SamplingParams(**sampling))
+        return Constraints.of(vocab, generation, None, prompt).settings(generation, prompt)["logit_bias"]
+
+    assert shown(logit_bias=((1, 0.5),)) == [{"bias": 0.5, "token": 1}]
+    assert shown(ignore_eos=True) == [{"bias": None, "token": 2}, {"bias": None, "token": 5}]
+
+
 class Letters:
     n_tokens = 1000
     add_bos = True
     bos = 0
     pointer = 0
+
+    def using(self, call: Any) -> Any:
+        return call(self.pointer)
 
     def tokenize(self, text: str, *, add_bos: bool = False, parse_special: bool = True) -> Any:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

@@ -51,7 +51,7 @@ def test_until_the_model_is_there_every_route_answers_503() -> None:
         assert answer.json() == {
             "error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}
         }
-        assert answer.headers["content-type"] == "application/json; charset=utf-8"
+        assert (b"Content-Type", b"application/json; charset=utf-8") in answer.headers.raw
 
 
 def test_the_wait_for_the_model_comes_before_the_key_and_the_origin_before_both() -> None:

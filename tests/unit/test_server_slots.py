@@ -176,5 +176,6 @@ def test_what_a_slot_has_done_last_is_shown(pool: SlotPool) -> None:
         assert "id_task" not in shown[1]
         pool.release(slot)
         assert (pool.describe()[0]["is_processing"], pool.describe()[0]["id_task"]) == (False, 7)
+        assert pool.describe()[0]["next_token"][0]["n_remain"] == -1
 
     run(work())

@@ -135,6 +135,17 @@ def test_progress_goes_from_what_is_stored_to_all() -> None:
     assert [one["processed"] for one in told] == [5, 7, 8, 10]
     assert {(one["total"], one["cache"]) for one in told} == {(10, 5)}
     assert run.texts[-1] == ("a", 1, 1)
+    assert run.pieces[0].timings is None
+
+
+def test_progress_has_timings_where_every_token_has() -> None:
+    run = Run(return_progress=True, timings_per_token=True).take(
+        Progress("read", 2, 3), Progress("read", 3, 3)
+    )
+    first, *more = [piece.timings for piece in run.pieces if piece.timings is not None]
+    assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"], first["cache_n"]) == (0, 0.0, 0, 5)
+    assert [one["prompt_n"] for one in more] == [2, 3]
+    assert all(one["prompt_ms"] > 0 and one["predicted_ms"] == 0 for one in more)
 
 
 def test_what_was_not_evaluated_was_stored() -> None:

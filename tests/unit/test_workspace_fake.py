@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import fake_model
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from fake_model import END, fake_resources, make_model
 from fake_run import FakeTemplate, checked_sessions, faked_template, text
 
-from kvmem_llama.conversation import Conversation
+from kvmem_llama.conversation import Asked, Conversation
 from kvmem_llama.engine.chat_template import Message
 from kvmem_llama.engine.sampler import SamplingParams
 from kvmem_llama.errors import (
@@ -20,6 +21,7 @@ from kvmem_llama.errors import (
     EngineClosed,
     InputError,
     InvalidOption,
+    KvmemError,
     MandatoryTooLarge,
     WorkspaceBusy,
     WorkspaceClosed,
@@ -243,7 +245,7 @@ def test_only_messages_of_the_history_are_taken_for_its_end() -> None:
     template = FakeTemplate()
     it = Conversation(fake_model.FakeVocab(), template, "sys")  # type: ignore[arg-type]
     history = fake_model.FakeVocab().tokenize("(sys)[one]:HIJ")
-    it.answered(0, 0, 11, "HIJ", [40, 41, 42])
+    it.answered(Asked(0, 0, 11), "HIJ", [40, 41, 42], history[:0])
     it.truncate(history[:12], 14)
     it.next_turn("new", (), history[:12])
     text, messages, closed = template.seen[-1]
@@ -327,6 +329,83 @@ def test_pins_are_of_tokens_that_exist(engine: Engine) -> None:
                 ws.pin(start, end)
         ws.unpin(10, 20)
         assert ws.stats().pins == ()
+
+
+def test_the_ends_of_a_pin_are_integers(engine: Engine) -> None:
+    with engine.workspace() as ws:
+        ws.read_tokens(text(100)).result()
+        bad: Any
+        for bad in ((0.5, 20), (1, 20.0), ("1", "5"), (None, 5), SimpleNamespace(start=0.5, end=3)):
+            with pytest.raises(InvalidOption, match="no range of tokens"):
+                ws.pin(bad)
+        with pytest.raises(InvalidOption, match="no range of tokens"):
+            ws.pin(0.5, 20)  # type: ignore[call-overload]
+        ws.pin((np.int64(10), np.int32(20)))  # type: ignore[arg-type]
+        assert ws.stats().pins == ((10, 20),)
+        ws.unpin(10, 20)
+        assert ws.stats().pins == ()
+
+
+def test_what_is_no_text_and_no_number_is_refused_by_name(engine: Engine) -> None:
+    with engine.workspace() as it:
+        ws: Any = it
+        calls: list[tuple[type[KvmemError], Callable[[], object]]] = [
+            (InputError, lambda: ws.ask(None)),
+            (InvalidOption, lambda: ws.ask("why?", context=["x"])),
+            (InvalidOption, lambda: ws.ask("why?", context="xy")),
+            (InvalidOption, lambda: ws.ask("why?", context=[("a", None)])),
+            (InputError, lambda: ws.chat(None)),
+            (InputError, lambda: ws.chat(5)),
+            (InputError, lambda: ws.chat([Message("user", cast(str, None))])),
+            (InputError, lambda: ws.chat({"role": "user", "content": "why?"})),
+            (InvalidOption, lambda: ws.truncate(1.5)),
+            (InvalidOption, lambda: ws.add(b"hello")),
+        ]
+        for kind, call in calls:
+            with pytest.raises(kind):
+                call()
+        assert it.n_tokens == 0
+        it.ask("why?", context=[("a", "b")], sampling=GREEDY, max_tokens=2).result()
+
+
+def test_nothing_is_taken_over_from_a_workspace_that_is_closed_or_busy(engine: Engine) -> None:
+    with engine.workspace() as old, engine.workspace() as new:
+        go = hold(engine)
+        step = old.read_tokens(text(100))
+        with pytest.raises(WorkspaceBusy):
+            new.take_over(old, 50)
+        go.set()
+        step.result()
+        new.take_over(old, 50)
+        old.close()
+        with pytest.raises(WorkspaceClosed):
+            new.take_over(old, 50)
+
+
+@pytest.mark.parametrize("policy", ["kvmem", "full_context"])
+def test_a_step_by_hand_that_cannot_be_leaves_the_history_as_it_was(policy: str) -> None:
+    with made(policy=policy) as engine, engine.workspace() as ws:
+        held = text(100)
+        ws.read_tokens(held).result()
+        go = hold(engine)
+        first = engine.workspace()
+        busy = first.read_tokens(text(50))
+        waiting = ws.step_by_hand([*held[:10], 5])
+        waiting.cancel()
+        go.set()
+        busy.result()
+        with pytest.raises(Cancelled):
+            waiting.result()
+        assert np.array_equal(ws.history(), held)
+        if policy == "kvmem":
+            with pytest.raises(MandatoryTooLarge):
+                ws.step_by_hand([*held[:10], *[5] * 5000], query_start=10).result()
+            assert np.array_equal(ws.history(), held)
+        step = ws.step_by_hand([*held[:10], 5])
+        assert step.logits() is not None
+        step.finish()
+        assert ws.history().tolist() == [*held[:10].tolist(), 5]
+        first.close()
 
 
 def test_a_closed_workspace_and_a_closed_engine_say_so(engine: Engine) -> None:

@@ -25,13 +25,12 @@ class OaiChat:
         chunks = [self._chunk(head, [_choice(state.index, delta)]) for delta in deltas]
         if not chunks:
             return []
-        if piece.delta is not None:
-            if piece.probs is not None:
-                after = head.generation.sampling.post_sampling_probs
-                probs = probs_json([piece.probs], after_sampling=after)
-                chunks[-1]["choices"][0]["logprobs"] = {"content": probs}
-            if piece.timings is not None:
-                chunks[-1]["timings"] = piece.timings
+        if piece.delta is not None and piece.probs is not None:
+            after = head.generation.sampling.post_sampling_probs
+            probs = probs_json([piece.probs], after_sampling=after)
+            chunks[-1]["choices"][0]["logprobs"] = {"content": probs}
+        if piece.timings is not None and (piece.delta is not None or piece.progress is not None):
+            chunks[-1]["timings"] = piece.timings
         if piece.progress is not None:
             chunks[-1]["prompt_progress"] = piece.progress
         return [Event(chunk) for chunk in chunks]
