@@ -14,6 +14,7 @@ from ..engine.templates import AppliedTemplate, TemplateOptions
 from . import fields
 from .errors import bad_request
 from .flags import ServerOptions
+from .schema import schema_grammar
 from .state import ServerState
 
 _MEDIA: Final = {
@@ -55,7 +56,9 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
     if not options.jinja and tool_choice != "auto":
         raise bad_request("tool_choice param requires --jinja flag")
 
-    json_schema = _schema(body)
+    json_schema, grammar = _schema(body), fields.text(body, "grammar")
+    if not options.jinja and json_schema is not None:  # an answer of nothing else, with no room before it
+        json_schema, grammar = None, schema_grammar(json_schema)
     messages = _messages(body)
     continued = _continued(body, messages, options)
     with_tools = bool(tools) and tool_choice != "none"
@@ -70,7 +73,7 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
             tool_choice=tool_choice,
             parallel_tool_calls=parallel if isinstance(parallel, bool) else None,
             json_schema=json_schema,
-            grammar=fields.text(body, "grammar"),
+            grammar=grammar,
             add_generation_prompt=False if continued else fields.flag(body, "add_generation_prompt", True),
             continue_final_message=continued,
             reasoning_format=_reasoning_format(body, options),

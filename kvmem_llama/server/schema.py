@@ -407,13 +407,16 @@ def _constraints(body: Mapping[str, Any], values: Values, chosen: Values, vocab:
 def _grammar(body: Mapping[str, Any]) -> str:
     schema, grammar = body.get("json_schema"), body.get("grammar")
     if schema is not None and "grammar" not in body:
-        if schema == {}:
-            schema = {"type": "object"}
-        try:
-            return json_schema_to_grammar(schema)
-        except InvalidRequest as error:
-            raise bad_request(f"Field 'json_schema': \"json_schema\": {error.why}") from None
+        return schema_grammar(schema)
     return grammar if isinstance(grammar, str) else ""
+
+
+def schema_grammar(schema: Any) -> str:
+    """The grammar of what a JSON schema allows. Raises ApiError (400) for one that is none."""
+    try:
+        return json_schema_to_grammar({"type": "object"} if schema == {} else schema)
+    except InvalidRequest as error:
+        raise bad_request(f"Field 'json_schema': \"json_schema\": {error.why}") from None
 
 
 def _preserved_texts(body: Mapping[str, Any]) -> list[str]:

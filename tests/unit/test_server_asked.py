@@ -67,6 +67,14 @@ def test_the_schema_of_an_answer_is_passed_on(wanted: Any, schema: Any) -> None:
     assert chat_request(body, state).options.json_schema == schema
 
 
+def test_without_jinja_a_schema_is_a_grammar_of_the_whole_answer() -> None:
+    state: Any = SimpleNamespace(options=ServerOptions(jinja=False), template_kwargs={})
+    body = {"messages": [{"role": "user", "content": "Hi"}], "json_schema": {"const": "42"}}
+    options = chat_request(body, state).options
+    assert options.json_schema is None
+    assert options.grammar.startswith('root ::= "\\"42\\""')
+
+
 def test_ends_that_are_ignored_are_shown_as_biases() -> None:
     vocab: Any = SimpleNamespace(eogs=(2, 5))
     prompt: Any = SimpleNamespace(applied=None)
