@@ -43,7 +43,7 @@ class ModelNotFound(ModelError):
     def __init__(self, path: str | PathLike[str], why: str = "no such file", *, hint: str = "") -> None:
         super().__init__(
             f"model {str(path)!r}: {why}",
-            hint=hint or "Give the path of a GGUF file with -m, or leave -m out for the built-in model.",
+            hint=hint or "Give the path of a GGUF file, or a name that `kvmem model ls` shows.",
         )
         self.path = str(path)
 
@@ -128,7 +128,7 @@ class NotOffered(BudgetError, AttributeError):
     """`what` of another library's class has no counterpart here."""
 
     def __init__(self, what: str, why: str, *, hint: str = "") -> None:
-        super().__init__(f"{what} is not offered: {why}", hint=hint or "Use that library itself for this.")
+        super().__init__(f"{what} is not offered: {why}", hint=hint or "Use llama_cpp.Llama itself for this.")
 
 
 class InvalidRequest(BudgetError):

@@ -64,6 +64,7 @@ class Script:
     committed: list[str] = field(default_factory=list)  # "stop", "truncated" ... of every committed answer
     read: list[tuple[str, str]] = field(default_factory=list)  # (source, text)
     searched: list[tuple[str, int]] = field(default_factory=list)
+    n_reused: int = 0  # tokens that an interrupted step had read
     n_cancelled: int = 0
     n_closed: int = 0
     told: threading.Event = field(default_factory=threading.Event)  # to stop or to cancel
@@ -286,7 +287,7 @@ class FakeStream:
             256,
             5,
             len(said),
-            0,
+            script.n_reused,
             timings,
             tuple(script.reports),
         )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 N_FOUND: Final = 10  # blocks that a search shows
 _WORD: Final = re.compile(r""" "([^"]*)" | '([^']*)' | \S+ """, re.VERBOSE)
+_NAMES: Final = {"n_orphans": "blocks_read_ahead"}  # of facts, where the field's does not tell
 _RANGE: Final = re.compile(r"(\d+)(?:\.\.|-)(\d+)")
 
 
@@ -85,7 +86,10 @@ def why(session: Session, argument: str) -> None:
     last = session.seat.last
     report = last.recalls[-1] if last is not None and last.recalls else None
     whys = {block.start: block.why for block in report.blocks} if report is not None else {}
-    lines = [f"{sum(block.mass for block in found):.0%} of the attention went to the blocks of the view"]
+    share = f"{sum(block.mass for block in found):.0%}"
+    lines = [
+        f"{share} of the attention went to the blocks of the view, the rest to the answer's newest tokens"
+    ]
     for block in found[:N_FOUND]:
         tokens = f"{block.start}..{block.start + block.count - 1}"
         text = snippet(block.text, 60)
@@ -117,7 +121,7 @@ def stats(session: Session, argument: str) -> None:
     for name, value in dataclasses.asdict(found).items():
         if name == "tiers":
             lines += [_fact(key, item) for key, item in (value or {}).items()]
-        elif name != "pins":
+        elif name != "pins" and value not in ("", None, {}):
             lines.append(_fact(name, value))
     last = session.seat.last
     if last is not None:
@@ -162,7 +166,10 @@ def _range(what: str, text: str) -> tuple[int, int]:
 
 
 def _fact(name: str, value: object) -> str:
-    if name.endswith("_bytes") and isinstance(value, int):
+    name = _NAMES.get(name, name)
+    if isinstance(value, dict):
+        value = ", ".join(f"{key} {round(n, 1):,g}" for key, n in value.items())
+    elif name.endswith("_bytes") and isinstance(value, int):
         value = f"{value:,} ({size(value)})"
     elif name.endswith(("_s", "_seconds")) and isinstance(value, float):
         value = f"{value:.3f}"

@@ -158,7 +158,9 @@ def export_talk(session: Session, argument: str) -> None:
         session.say("[nothing was written]")
         return
     export(path, session.seat.label, session.seat.workspace.system, turns)
-    session.say(f"[{path}: {counted(len(turns), 'question')} with answers]")
+    n_left = session.seat.workspace.n_tokens - sum(turn.end - turn.start for turn in turns)
+    rest = f"; {n_left:,} tokens that were read apart from questions (/read) are left out" if n_left else ""
+    session.say(f"[{path}: {counted(len(turns), 'question')} with answers{rest}]")
 
 
 # -- options

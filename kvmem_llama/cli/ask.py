@@ -8,7 +8,7 @@ import typer
 
 from ..errors import Cancelled, KvmemError
 from ..settings import Settings
-from .inputs import Document, from_argument, note_repeated, read_documents
+from .inputs import Document, from_argument, note_repeated, note_reused, read_documents
 from .messages import note, warn
 from .opening import Chosen, chosen_workspace
 from .parameters import Files, GoOn, ReadOnly, ShowRecall, Workspace
@@ -75,6 +75,8 @@ def _answer(
         except BaseException:
             stream.cancel()  # the reader of standard output went away, or a defect: do not compute on
             raise
+        if not as_json:
+            note_reused(result)
         if show_recall and not as_json and not result.recalls:
             stats = workspace.stats()
             if stats.n_tokens <= stats.n_view:

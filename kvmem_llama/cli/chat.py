@@ -50,7 +50,8 @@ def chat(
         grammar_of(settings)  # what is wrong with it is told before the model is loaded
 
         ahead.want("chat.opening", "chat.loop")
-        if _typed() and sys.stdout.isatty():
+        greets = _typed() and sys.stdout.isatty() and not as_json  # which names the workspace
+        if greets:
             ahead.want("chat.prompt", "chat.completing", "chat.typed_before")
         with opened_engine(settings) as engine:
             from ..chat.look import Look
@@ -60,7 +61,8 @@ def chat(
             from ..chat.session import Session
 
             look = Look(recall=show_recall)
-            seats = Seats(engine, settings, workspace_on(engine, settings, system, chosen))
+            first = workspace_on(engine, settings, system, chosen, name_last=not greets)
+            seats = Seats(engine, settings, first)
             try:
                 if chosen is not None:
                     note_repeated(seats.now.workspace, documents)

@@ -12,6 +12,7 @@ import typer
 from .. import __version__
 from ..errors import KvmemError, exit_code
 from ..settings import Settings
+from .grouped import number
 from .messages import note
 
 if TYPE_CHECKING:
@@ -67,11 +68,13 @@ def _print(report: dict[str, Facts]) -> None:
 
 
 def print_facts(facts: Facts, indent: str = "") -> None:
-    """One line for each fact; of those that are lists, one for each of their texts."""
+    """One line for each fact that says something; of those that are lists, one for each of their texts."""
     width = max(26, *map(len, facts))
     for key, value in facts.items():
         for one in value if isinstance(value, (list, tuple)) else (value,):
-            shown = f"{one:,}" if isinstance(one, int) and not isinstance(one, bool) else one
+            if one is None or one == "":
+                continue
+            shown = number(key, one) if isinstance(one, int) and not isinstance(one, bool) else one
             print(f"{indent}{key.replace('_', ' '):<{width}} {shown}")
 
 

@@ -50,6 +50,13 @@ def emit_object(**fields: Any) -> None:
     sys.stdout.write(json.dumps(plain(fields), allow_nan=False) + "\n")
 
 
+def number(key: str, n: int) -> str:
+    """`n` as text; in larger units too, if `key` says that it counts bytes."""
+    if n < 1_000_000 or "bytes" not in key.split("_"):
+        return f"{n:,}"
+    return f"{n:,} ({n / 1e9:,.2f} GB)" if n >= 1_000_000_000 else f"{n:,} ({n / 1e6:,.1f} MB)"
+
+
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """A table on standard output. right: numbers of the columns that are set right."""
     from rich.console import Console

@@ -12,6 +12,7 @@ from ..text_file import bytes_of, decode, read_text
 from .messages import note
 
 if TYPE_CHECKING:
+    from ..memory.report import StepResult
     from ..workspace import Workspace
 
 STDIN: Final = "-"
@@ -47,6 +48,12 @@ def note_repeated(workspace: Workspace, documents: Sequence[Document]) -> None:
                 f"{document.source} is in this workspace already, word for word; it is read once more. "
                 "Leave it out to ask about what was read."
             )
+
+
+def note_reused(result: StepResult) -> None:
+    """Says how much of a text an interrupted step had read already."""
+    if result.n_reused:
+        note(f"note: {result.n_reused:,} tokens of this were read before; it went on from there")
 
 
 def from_argument(text: str, name: str, warn: Warn) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from .. import models
-from ..errors import InputError, InvalidOption
+from ..errors import InputError, InvalidOption, KvmemError, WorkspaceNotFound
 from ..settings import BY_NAME, Settings
 from .inputs import Document, read_documents
 from .messages import note, warn
@@ -30,6 +30,7 @@ class Chosen:
     name: str
     must_exist: bool = False
     read_only: bool = False
+    is_last: bool = False  # not named: the one that was used last
 
 
 def chosen_workspace(
@@ -62,7 +63,7 @@ def chosen_workspace(
             "--continue", True, f"there is no workspace in {str(settings.data_path)!r}",
             hint="Begin one with -w NAME.",
         )  # fmt: skip
-    return Chosen(last, must_exist=True, read_only=read_only)
+    return Chosen(last, must_exist=True, read_only=read_only, is_last=True)
 
 
 @contextmanager
@@ -106,9 +107,18 @@ def _rows_made(done: int, n: int) -> None:
 
 
 def workspace_on(
-    engine: WorkspaceEngine, settings: Settings, system: str, chosen: Chosen | None = None
+    engine: WorkspaceEngine,
+    settings: Settings,
+    system: str,
+    chosen: Chosen | None = None,
+    *,
+    name_last: bool = True,
 ) -> Workspace:
-    """The workspace `chosen`, or an empty one; says what may surprise. Raises KvmemError."""
+    """The workspace `chosen`, or an empty one; says what may surprise. Raises KvmemError.
+
+    name_last: says which one it goes on in, if that was not named.
+    """
+    is_new = chosen is not None and not chosen.must_exist and _is_missing(settings, chosen.name)
     workspace = engine.workspace(
         chosen.name if chosen else None,
         create=chosen is None or not chosen.must_exist,
@@ -118,9 +128,26 @@ def workspace_on(
     )
     if settings.n_ctx - workspace.n_view >= settings.block_size:
         warn(f"-c {settings.n_ctx} is cut to the {workspace.n_view} tokens the model was trained with")
+    if chosen is not None and is_new:
+        note(f"note: new workspace {chosen.name!r}")
+    elif chosen is not None and chosen.is_last and name_last:
+        note(f"note: going on in {chosen.name!r}")
     if chosen is not None and chosen.read_only:
         note(f"{chosen.name} is open read-only: nothing of this is kept")
     return workspace
+
+
+def _is_missing(settings: Settings, name: str) -> bool:
+    """Nothing is stored under `name`. What is wrong with a store is told when it is opened."""
+    from ..store.root import Root
+
+    try:
+        Root(settings.data_path).find(name)
+    except WorkspaceNotFound:
+        return True
+    except KvmemError:
+        pass
+    return False
 
 
 def sampling_of(settings: Settings, workspace: Workspace) -> SamplingParams:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import Cancelled, InvalidOption, KvmemError
 from ..settings import Settings
-from .inputs import Document, from_argument, note_repeated, read_documents
+from .inputs import Document, from_argument, note_repeated, note_reused, read_documents
 from .messages import warn
 from .opening import Chosen, chosen_workspace
 from .parameters import Files, GoOn, ReadOnly, Workspace
@@ -36,6 +37,8 @@ def recall(
                 "--workspace", "", "there is nothing to search",
                 hint="Name a workspace with -w NAME, use --continue, or read a text with -f FILE.",
             )  # fmt: skip
+        if chosen is not None and not documents:
+            chosen = replace(chosen, must_exist=True)  # a new one would hold nothing to find
         found = _search(settings, chosen, query, documents, n_blocks)
     except KvmemError as error:
         if as_json:
@@ -70,7 +73,7 @@ def _search(
         for document in documents:
             stream = workspace.read(document.text, document.source)
             try:
-                show(stream, TextPresenter(show_recall=False))
+                note_reused(show(stream, TextPresenter(show_recall=False)))
             except KeyboardInterrupt:
                 stream.cancel()
                 raise Cancelled from None

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InputError, KvmemError, StoreError, StoreFailed
 from ..settings import Settings
-from .grouped import Json, adder, emit_object, print_table
+from .grouped import Json, adder, emit_object, number, print_table
 from .messages import note
 from .options import PlainGroup
 
@@ -131,7 +131,7 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
     if as_json:
         emit_object(**facts)
         return
-    counts = {key: _count(value) for key, value in facts.items() if type(value) is int}
+    counts = {key: number(key, value) for key, value in facts.items() if type(value) is int}
     shown = (
         facts
         | counts
@@ -143,7 +143,9 @@ def show(settings: Settings, name: Name, as_json: Json = False) -> None:
             "cache_types": ", ".join(facts["cache_types"]),
         }
     )
-    print_table(("", ""), [(key.replace("_", " "), "" if v is None else str(v)) for key, v in shown.items()])
+    print_table(
+        ("", ""), [(key.replace("_", " "), str(v)) for key, v in shown.items() if v not in ("", None)]
+    )
 
 
 @_command("map", _READS)

@@ -40,7 +40,7 @@ def resolve(spec: str, cache: Path, notify: Notify | None = None) -> Path:
         if name is None:
             raise ModelNotFound(
                 choice, "it is what `kvmem model default` has set, and it is not here any more",
-                hint="Set another one, or go back to `kvmem model default built-in`, or name one with -m.",
+                hint="Set another one, or go back to `kvmem model default built-in`, or name another model.",
             )  # fmt: skip
     if name is None or spec.startswith("."):
         raise ModelNotFound(spec, hint=_hint(spec, cache))
@@ -99,7 +99,4 @@ def _hint(spec: str, cache: Path) -> str:
     by_end = {name.rpartition("/")[2].lower(): name for name in names} | {n.lower(): n for n in names}
     close = difflib.get_close_matches(spec.lower().removesuffix(".gguf"), list(by_end), 1)
     meant = f" Did you mean {by_end[close[0]]}?" if close else ""
-    return (
-        "Give the path of a GGUF file with -m, a name that `kvmem model ls` shows, or leave -m out for the "
-        f"default model.{meant}"
-    )
+    return f"Give the path of a GGUF file, or a name that `kvmem model ls` shows.{meant}"

@@ -22,6 +22,8 @@ def router(state: ServerState) -> APIRouter:
     """Embeddings, reranking and sound (501); tools and proxy of the web UI (403); no LoRA adapters."""
     routes = APIRouter(tags=["not supported"])
 
+    # The texts are llama-server's, whose clients may know them; that these flags change nothing here is
+    # told when the server is started with them.
     async def embeddings() -> Response:
         raise not_supported("This server does not support embeddings. Start it with `--embeddings`")
 

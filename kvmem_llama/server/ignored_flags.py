@@ -56,9 +56,9 @@ def _rows() -> Iterator[tuple[Iterable[str], Ignored]]:
     yield ("--log-prefix", "--no-log-prefix"), Ignored("lines of the log have one form", silent=True)
     yield ("--log-jsonl", "--no-log-jsonl"), Ignored("lines of the log have one form")
     yield ("--keep",), Ignored("nothing is dropped from a history; --n-sink stays in view", takes_value=True)
-    yield ("--embedding", "--embeddings"), Ignored("there are no embeddings")
-    yield ("--rerank", "--reranking"), Ignored("there is no reranking")
-    yield ("--pooling",), Ignored("there are no embeddings", takes_value=True)
+    yield ("--embedding", "--embeddings"), Ignored("embeddings are not supported")
+    yield ("--rerank", "--reranking"), Ignored("reranking is not supported")
+    yield ("--pooling",), Ignored("embeddings are not supported", takes_value=True)
     yield (
         ("-mm", "--mmproj", "-mmu", "--mmproj-url"),
         Ignored("images and sound are not read", takes_value=True),

@@ -12,6 +12,7 @@ import pytest
 from fake_engine import Script, recall_report
 
 from kvmem_llama import errors
+from kvmem_llama.chat.memory_commands import _fact
 from kvmem_llama.chat.table import COMMANDS
 
 Run = Callable[..., Any]
@@ -164,6 +165,19 @@ def test_export_writes_markdown_and_jsonl(chat: Run, tmp_path: Path) -> None:
     assert ".md or .jsonl" in done.err and "a file is needed" in done.err
 
 
+def test_export_says_what_it_leaves_out(chat: Run, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("four words of text")
+    done = chat("one", "/export a.md", "/read long.txt", "/export b.md")
+    assert "1 question with answers]" in done.err
+    assert "4 tokens that were read apart from questions (/read) are left out]" in done.err
+    assert "four words" not in (tmp_path / "b.md").read_text()
+
+
+def test_sizes_of_an_index_are_rounded() -> None:
+    shown = _fact("index_bytes_per_token", {"heads": 144.0, "lexical": 6.0731})
+    assert shown.split("  ")[-1].strip() == "heads 144, lexical 6.1"
+
+
 def test_export_replaces_no_file_unasked_and_reports_what_fails(chat: Run, tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("mine")
     done = chat(
@@ -252,7 +266,7 @@ def test_why_shows_what_the_last_answer_attended_to(chat: Run, script: Script) -
     done = chat("/why", "one", "/why")
     assert "something was read since" in done.err
     assert done.err.splitlines()[-3:] == [
-        "75% of the attention went to the blocks of the view",
+        "75% of the attention went to the blocks of the view, the rest to the answer's newest tokens",
         "   50.0%         320..351  selected  the key is under",
         "   25.0%            0..31  sink      You are",
     ]
@@ -280,6 +294,8 @@ def test_stats_tell_of_memory_and_the_last_answer(chat: Run) -> None:
     done = chat("one", "/stats")
     facts = dict(re.findall(r"^  (\S.*?)  +(.*)$", done.err, re.MULTILINE))
     assert (facts["n tokens"], facts["store bytes"], facts["read s"]) == ("7", "8,388,608 (8.0M)", "0.500")
+    assert facts["blocks read ahead"] == "0" and not {"hint", "score", "n orphans"} & set(facts)
+    assert not [line for line in done.err.splitlines() if line.endswith(" ")]
 
 
 # -- options

@@ -139,6 +139,13 @@ def test_show_recall_prints_every_block_on_standard_error(run_kvmem: Run, script
     assert max(map(len, lines)) < 140
 
 
+def test_ask_says_what_an_interrupted_run_had_read(run_kvmem: Run, script: Script) -> None:
+    script.n_reused = 1024
+    note = "note: 1,024 tokens of this were read before; it went on from there\n"
+    assert run_kvmem("ask", "why?").err == note
+    assert run_kvmem("ask", "--json", "why?").err == ""
+
+
 def test_show_recall_says_so_where_the_whole_history_is_in_the_view(run_kvmem: Run, script: Script) -> None:
     done = run_kvmem("ask", "--show-recall", "q")
     assert done.out == "The key is under the mat.\n"

@@ -13,6 +13,7 @@ import pytest
 from durable_run import Memory, make_memory, make_root
 from fake_engine import Script
 
+from kvmem_llama.cli.grouped import number
 from kvmem_llama.store.root import Root
 
 Run = Callable[..., Any]
@@ -161,6 +162,45 @@ def test_w_and_continue_name_the_workspace(run_kvmem: Run, root: Root, script: S
     assert run_kvmem("chat", "--workspace=a_b", stdin=b"why?\n").code == 0 and script.name == "a_b"
     assert run_kvmem("ask", "-w", "x", "--continue", "why?").code == 2
     assert run_kvmem("ask", "-w", "bad\nname", "why?").code == 7
+
+
+def test_a_new_workspace_is_announced_and_the_last_one_named(run_kvmem: Run, root: Root) -> None:
+    for command, typed in ((("ask", "why?"), b""), (("chat",), b"why?\n")):
+        assert "note: new workspace 'fresh'" in run_kvmem(*command, "-w", "fresh", stdin=typed).err
+        assert run_kvmem(*command, "-w", "notes", stdin=typed).err == ""
+        assert "note: going on in 'notes'" in run_kvmem(*command, "--continue", stdin=typed).err
+        assert "workspace" not in run_kvmem(*command, stdin=typed).err
+    as_json = run_kvmem("ask", "-w", "fresh", "--json", "why?")
+    assert all(json.loads(line) for line in as_json.out.splitlines()) and "new workspace" not in as_json.out
+
+
+def test_a_search_makes_a_workspace_only_for_a_text(
+    run_kvmem: Run, root: Root, script: Script, tmp_path: Path
+) -> None:
+    assert run_kvmem("recall", "-w", "nope", "hello").err == "" and not script.create
+    (tmp_path / "a.txt").write_text("the text")
+    done = run_kvmem("recall", "-w", "nope", "-f", str(tmp_path / "a.txt"), "hello")
+    assert script.create and "note: new workspace 'nope'" in done.err
+
+
+def test_what_says_nothing_has_no_line(run_kvmem: Run, root: Root) -> None:
+    shown = {line.strip() for line in run_kvmem("workspace", "show", "notes").out.splitlines()}
+    assert (
+        "pins" not in shown and "system prompt" not in shown and any(s.startswith("tokens ") for s in shown)
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "n", "shown"),
+    [
+        ("blocks", 5_000_000, "5,000,000"),
+        ("record_bytes", 999_999, "999,999"),
+        ("record_bytes", 134_217_728, "134,217,728 (134.2 MB)"),
+        ("bytes_per_million_tokens", 23_400_000_000, "23,400,000,000 (23.40 GB)"),
+    ],
+)
+def test_many_bytes_are_told_in_larger_units_too(key: str, n: int, shown: str) -> None:
+    assert number(key, n) == shown
 
 
 def test_a_file_that_was_read_before_is_read_again_with_a_note(

@@ -59,7 +59,7 @@ def test_the_context_is_shared_by_the_slots_that_were_asked_for() -> None:
         ("--frobnicate -1", "unknown option '--frobnicate -1' is ignored"),
         ("stray", "'stray' is ignored: it belongs to no option"),
         ("--cache-ram 100", "--cache-ram changes nothing here: prompts are kept in workspaces"),
-        ("--embeddings", "--embeddings changes nothing here: there are no embeddings"),
+        ("--embeddings", "--embeddings changes nothing here: embeddings are not supported"),
     ],
 )
 def test_what_is_not_known_is_a_warning(line: str, warning: str) -> None:
