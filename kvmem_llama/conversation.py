@@ -150,8 +150,11 @@ class Conversation:
             cut = len(self._vocab.detokenize(history[turn.start : turn.question]))
             # Of several messages the last one is the question.
             floor = self._end_of_message(tokens, whole.rfind(after) if after in whole else len(whole))
-            start = whole.find(before, floor) + len(before) if before in whole[floor:] else floor
             end = whole.rfind(after) if after in whole else len(whole)
+            at = whole.find(before, floor)
+            if at < 0:  # the question itself holds what ends a message
+                at = whole.rfind(before, 0, end)
+            start = at + len(before) if at >= 0 else floor
             system = _storable(self._system) if self._system and turn is self._turns[0] else b""
             if system and whole.startswith(system, start):  # some templates put it into the first message
                 start += len(system)

@@ -197,7 +197,7 @@ def test_a_chat_that_was_killed_goes_on_where_it_was_committed(talk: Any, tmp_pa
     text = second.wait_for(READY)
     assert re.search(r"workspace main: \d+ tokens, 1 question", text)
     second.type(f"/export {tmp_path}/talk.jsonl\r")
-    second.wait_for(lambda text: "1 question with answers]" in text and READY in text)
+    second.wait_for(lambda text: "1 question with answers]" in text.replace("\n", "") and READY in text)
     assert [m["content"].split() for m in messages(tmp_path / "talk.jsonl")] == [
         ["What", "is", "a", "lake?"], answer.split(),
     ]  # fmt: skip
