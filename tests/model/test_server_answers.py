@@ -175,7 +175,7 @@ def test_what_ends_an_answer_is_told(server: ServerRun) -> None:
     assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", word)
     parts = events(server.lines("/completion", **body, stop=[word]))
     assert "".join(part["content"] for part in parts) == stopped["content"]
-    assert (parts[-1]["stop_type"], "timings" in parts[-2]) == ("word", True)
+    assert (parts[-1]["stop_type"], "timings" in parts[-1]) == ("word", True)
 
 
 @pytest.mark.parametrize("stream", [False, True])
