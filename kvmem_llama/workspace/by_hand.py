@@ -100,7 +100,7 @@ class AskingByHand(Asking):
             last = max(len(ids) - 1, 0)
             query = last if query_start is None else min(max(query_start, 0), last)
             plan = match(self._policy.tokens(), ids[:query], spans=spans and self._reuses_spans)
-            first, was, mailbox = plan.prefix, self.n_tokens, _Mailbox()
+            first, mailbox = plan.prefix, _Mailbox()
             request = StepRequest(
                 tokens=ids[first:],
                 query_start=0 if query_start is None else query - first,
@@ -108,15 +108,11 @@ class AskingByHand(Asking):
                 sampling=SamplingParams(),
                 hand=mailbox,
             )
-            if first >= was:
-                generator = self._policy.step(request)
-            elif isinstance(self._policy, KVMem) and not plan.spans and self._opened is None:
+            generator, edited = self._after(plan, request)
+            if edited and isinstance(self._policy, KVMem) and not plan.spans and self._opened is None:
                 generator = self._policy.step_after(first, request)
-            else:
-                generator = self._policy.rewrite(plan, request)
-            task = self._engine.submit(lambda core: self._told(generator, on_logits), resident=self._policy)
-            step = StepByHand(task, mailbox)
-            self._stream, self._edited = step, ((first, was) if first < was else None)
+            step = self._began(self._told(generator, on_logits), lambda task: StepByHand(task, mailbox))
+            self._edited = edited
             return step
 
     def _told(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..conversation import N_CLOSING, Asked
 from ..engine.chat_template import AnyMessage
+from ..engine.requests import TaskGenerator
 from ..engine.sampler import SamplingParams
 from ..engine.templates import AppliedTemplate, TemplateOptions
 from ..errors import InvalidOption
@@ -23,10 +24,11 @@ from ..memory.query import (
     token_marks,
 )
 from ..memory.recall_params import RecallParams
+from ..memory.report import StepResult
 from ..messages import check_question, messages_of, question_start, tokenize_messages, user_marks
 from ..native.layout import I32
 from .base import WorkspaceBase
-from .running import Answer, Step
+from .running import Answer
 
 
 class Asking(WorkspaceBase):
@@ -265,7 +267,9 @@ class Asking(WorkspaceBase):
         elif plan.prefix > question:
             plan = self._match(stored, whole.tokens[:question])
         first = plan.prefix
-        answer = self._answer_after(plan, request(first), applied)
+        generator, edited = self._after(plan, request(first))
+        answer = self._start_answer(generator, applied)
+        self._edited = edited
         if whole.kind == "ask":
             self._asked = Asked(first, question, len(whole.tokens), is_whole=True)
         return answer
@@ -277,20 +281,14 @@ class Asking(WorkspaceBase):
     def _reuses_spans(self) -> bool:
         return self._engine.core.settings.reuse == "spans"
 
-    def _answer_after(self, plan: Plan, request: StepRequest, applied: AppliedTemplate | None) -> Answer:
-        """A step after the plan's prefix."""
+    def _after(
+        self, plan: Plan, request: StepRequest | I32
+    ) -> tuple[TaskGenerator[StepResult], tuple[int, int] | None]:
+        """What goes on after the plan's prefix, a step or tokens that are only read, and what to note as
+        edited once it runs."""
         was = self.n_tokens
         if plan.prefix < was:
-            answer = self._start_answer(self._policy.rewrite(plan, request), applied)
-            self._edited = (plan.prefix, was)
-            return answer
-        return self._start_answer(self._policy.step(request), applied)
-
-    def _read_after(self, plan: Plan, tokens: I32) -> Step:
-        """A read after the plan's prefix."""
-        was = self.n_tokens
-        if plan.prefix < was:
-            step = self._start(self._policy.rewrite(plan, tokens))
-            self._edited = (plan.prefix, was)
-            return step
-        return self._start(self._policy.read(tokens))
+            return self._policy.rewrite(plan, request), (plan.prefix, was)
+        if isinstance(request, StepRequest):
+            return self._policy.step(request), None
+        return self._policy.read(request), None

@@ -84,7 +84,10 @@ class Workspace(AskingByHand):
         with self._idle():
             ids = token_ids(tokens, self._n_vocab)
             plan = self._match(self._policy.tokens(), ids)
-            return self._read_after(plan, ids[plan.prefix :])
+            generator, edited = self._after(plan, ids[plan.prefix :])
+            step = self._start(generator)
+            self._edited = edited
+            return step
 
     # -- writing on
 
