@@ -66,7 +66,7 @@ def verify_family(root: Root, family_id: str, *, repair: bool = False) -> Report
         if not repair:
             return Verifier(root, family, records, report).run()
         with _all_locked(root, family):
-            Verifier(root, family, records, report).run()
+            Verifier(root, family, records, report, is_alone=True).run()
             if any(finding.kind == "workspaces" for finding in report.findings):
                 root.forget_names()
             for finding in _in_order(report.findings):

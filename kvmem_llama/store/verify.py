@@ -85,7 +85,11 @@ class Report:
 class Verifier:
     """Looks at one family. What others write meanwhile is no finding."""
 
-    def __init__(self, root: Root, family: Family, records: RecordFiles, report: Report) -> None:
+    def __init__(
+        self, root: Root, family: Family, records: RecordFiles, report: Report, *, is_alone: bool = False
+    ) -> None:
+        """is_alone: the locks of all workspaces are the caller's own."""
+        self._is_alone: Final = is_alone
         self._root: Final = root
         self._family: Final = family
         self._records: Final = records
@@ -321,7 +325,8 @@ class Verifier:
 
     def _is_in_use(self, row: WorkspaceRow) -> bool:
         """Somebody has the workspace open for writing."""
-        return is_locked(self._family.files, self._family.paths.locks / f"{row.id}.lock")
+        lock = self._family.paths.locks / f"{row.id}.lock"
+        return not self._is_alone and is_locked(self._family.files, lock)
 
     def _is_current(self, row: BlockRow | AheadRow) -> bool:
         """The row is still the same: nobody has moved or freed its record meanwhile."""
