@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from .errors import InputError, InvalidOption
 from .settings import Settings
+from .text_file import write_whole
 
 FORMAT: Final = 1
 CHANNELS: Final = ("heads", "lexical")
@@ -77,17 +77,8 @@ def dump(calibration: Calibration, path: str | Path) -> None:
     path = Path(path)
     values = {"format": FORMAT, **asdict(calibration)}
     text = json.dumps(values, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with fresh.open("wb") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise InvalidOption(
             "--out", str(path), f"it cannot be written: {error.strerror or error}",

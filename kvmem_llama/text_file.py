@@ -1,8 +1,9 @@
-"""Files of text: what can be read of them, and what is refused."""
+"""Files of text: what can be read of them and what is refused, and writing one whole."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from .errors import InputError
@@ -45,3 +46,22 @@ def decode(data: bytes) -> tuple[str, int | None]:
         return data.decode("utf-8"), None
     except UnicodeDecodeError as error:
         return data.decode("utf-8", errors="replace"), error.start
+
+
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Makes `text` the content of a file: at every moment it is the old one or the new one, whole.
+
+    Folders are made. mode: of a file that is made, before the process' mask. Raises OSError; nothing is left
+    behind.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with open(descriptor, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -351,17 +351,14 @@ def _root(settings: Settings) -> Root:
 @contextlib.contextmanager
 def _opened(settings: Settings, name: str) -> Iterator[tuple[Holding, DiskRecords]]:
     """A workspace that is open for writing, without an engine."""
-    from ..store.disk_records import DiskRecords
     from ..store.holding import Holding
 
     root = _root(settings)
-    with Holding.open(root, root.find(name)) as holding:
-        disk = holding.open_disk(segment_records=settings.segment_records)
-        records = DiskRecords(disk, durable=settings.durability == "full")
-        try:
-            yield holding, records
-        finally:
-            records.close()
+    with (
+        Holding.open(root, root.find(name)) as holding,
+        holding.records(segment_records=settings.segment_records) as records,
+    ):
+        yield holding, records
 
 
 def _name_of(root: Root, place: Place) -> str:

@@ -16,6 +16,7 @@ from typing import Final
 import platformdirs
 
 from ..errors import InvalidOption, ModelNotFound
+from ..text_file import write_whole
 
 _SPLIT: Final = re.compile(r"-(\d{5})-of-(\d{5})$")
 
@@ -137,21 +138,11 @@ def choose(name: str) -> None:
     """Keeps the choice; empty: none. The file is the old or the new one, whole, and only the user reads it.
     Raises InvalidOption if it cannot be written."""
     path = choice_file()
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        if not name:
+        if name:
+            write_whole(path, name + "\n", 0o600)
+        else:
             path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(name + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(fresh, path)
-        finally:
-            fresh.unlink(missing_ok=True)
     except OSError as error:
         raise InvalidOption(
             "default", name, f"{str(path)!r} cannot be written: {error.strerror or error}",

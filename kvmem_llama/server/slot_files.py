@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..errors import StoreError
-from ..store.disk_records import DiskRecords
 from ..store.export import Exported, export_workspace
 from ..store.holding import Holding
 from ..store.importing import import_workspace
@@ -112,13 +111,11 @@ def _save(state: ServerState, pool: SlotPool, id_slot: int, owner: str, path: Pa
 
 def _export(state: ServerState, pool: SlotPool, name: str, path: Path) -> Exported:
     root, settings = pool.histories.root, state.settings
-    with Holding.open(root, root.find(name)) as holding:
-        disk = holding.open_disk(segment_records=settings.segment_records)
-        records = DiskRecords(disk, durable=settings.durability == "full")
-        try:
-            return export_workspace(holding, records, path, replace=True)
-        finally:
-            records.close()
+    with (
+        Holding.open(root, root.find(name)) as holding,
+        holding.records(segment_records=settings.segment_records) as records,
+    ):
+        return export_workspace(holding, records, path, replace=True)
 
 
 def _restore(state: ServerState, pool: SlotPool, id_slot: int, owner: str, path: Path) -> dict[str, Any]:

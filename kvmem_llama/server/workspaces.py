@@ -247,13 +247,11 @@ class Workspaces:
         """A workspace that no slot has open, for work on what is stored."""
         self._state.slots.forget(self._existing(name))
         settings = self._state.settings
-        with Holding.open(self._root, self._find(name)) as holding:
-            disk = holding.open_disk(segment_records=settings.segment_records)
-            records = DiskRecords(disk, durable=settings.durability == "full")
-            try:
-                yield holding, records
-            finally:
-                records.close()
+        with (
+            Holding.open(self._root, self._find(name)) as holding,
+            holding.records(segment_records=settings.segment_records) as records,
+        ):
+            yield holding, records
 
     def _live_tiers(self, name: str) -> dict[int, str]:
         """Where the rows of blocks are now, by first token, if a slot has the workspace open."""

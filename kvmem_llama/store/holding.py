@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,6 +13,7 @@ from .append import workspace_row
 from .binding import Binding
 from .content import check_workspaces
 from .disk import DiskStore
+from .disk_records import DiskRecords
 from .family import Family
 from .family_disk import open_disk
 from .head import Head
@@ -95,6 +97,16 @@ class Holding:
         """The records of the family, see family_disk.open_disk."""
         owner = None if self.read_only else self.place.workspace
         return open_disk(self.family, owner, segment_records=segment_records, budget=budget, readers=readers)
+
+    @contextlib.contextmanager
+    def records(self, *, segment_records: int) -> Iterator[DiskRecords]:
+        """The records of the family, for work that needs no memory of them."""
+        disk = self.open_disk(segment_records=segment_records)
+        records = DiskRecords(disk, durable=self.family.durability == "full")
+        try:
+            yield records
+        finally:
+            records.close()
 
     def acknowledge(self, row: WorkspaceRow) -> None:
         """Notes that the commits of `row` are durable, where durability is full."""
