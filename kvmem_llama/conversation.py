@@ -148,9 +148,8 @@ class Conversation:
             tokens = history[turn.start : turn.answer_start]
             whole = self._vocab.detokenize(tokens)
             cut = len(self._vocab.detokenize(history[turn.start : turn.question]))
-            # Of several messages the last one is the question.
-            floor = self._end_of_message(tokens, whole.rfind(after) if after in whole else len(whole))
             end = whole.rfind(after) if after in whole else len(whole)
+            floor = self._end_of_message(tokens, end)  # of several messages the last one is the question
             at = whole.find(before, floor)
             if at < 0:  # the question itself holds what ends a message
                 at = whole.rfind(before, 0, end)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .engine.machine import total_memory
+from .engine.machine import SHARE_OF_RAM, total_memory
 from .errors import InvalidOption, RecordDamaged, WorkspaceExists, WorkspaceNotFound
 from .memory.block_rows import CHUNK_BLOCKS
 from .native.host_memory import host_memory
@@ -31,8 +31,6 @@ from .store.root import Root
 from .store.steps import MeanOf, Restored
 from .store.tiered import TieredStore
 from .store.token_file import TokenSource
-
-_SHARE_OF_RAM: Final = 4
 
 
 class Opened:
@@ -237,7 +235,7 @@ class Shelf:
     def _sharing(self) -> _Shared:
         with self._lock:
             if self._shared is None:
-                budget = self._settings.host_budget or total_memory() // _SHARE_OF_RAM
+                budget = self._settings.host_budget or total_memory() // SHARE_OF_RAM
                 memory = host_memory(self._settings)
                 self._shared = _Shared(HostPool(budget, memory=memory), Readers())
             return self._shared

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from .calibration import Calibration
-from .engine.context import UBATCH
-from .engine.machine import Gpu, Machine, this_machine
+from .engine.context import BITS, UBATCH
+from .engine.machine import SHARE_OF_RAM, Gpu, Machine, this_machine
 from .errors import DoesNotFit
 from .gguf_info import ModelInfo
 from .settings import Settings
-from .sizing import BITS, Costs, Needs, Sizes
+from .sizing import Costs, Needs, Sizes
 
 STEP: Final = 256  # tokens: views are chosen in these steps, as llama.cpp makes cells
 LEAST_VIEW: Final = 1024  # tokens: a smaller one holds a question and little else
@@ -26,7 +26,6 @@ LEAST_VIEW_ON_GPU: Final = 8192  # tokens: a larger one is not worth layers that
 LARGEST_SLOW_VIEW: Final = 4096  # tokens: of a model whose weights do not fit
 UBATCHES_CPU: Final = (UBATCH, 64, 32)  # tokens; smaller ones only where nothing else fits
 UBATCHES_GPU: Final = (512, 256, *UBATCHES_CPU)
-_SHARE_OF_RAM: Final = 4  # records of durable workspaces get this part of the RAM where nothing says less
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class _Planner:
 
     def _host_budget(self, needs: Needs) -> int:
         """RAM for the records of durable workspaces."""
-        given, quarter = self._settings.host_budget, self._machine.total // _SHARE_OF_RAM
+        given, quarter = self._settings.host_budget, self._machine.total // SHARE_OF_RAM
         left = None if self._free is None else max(self._free - needs.n_memory, needs.least_records)
         if given:
             self._reasons["host_budget"] = "as given"
@@ -214,7 +213,7 @@ class _Planner:
             changed["n_gpu_layers"] = n_layers
         if not settings.n_ubatch:
             changed["n_ubatch"] = n_ubatch
-        if not settings.host_budget and host_budget != self._machine.total // _SHARE_OF_RAM:
+        if not settings.host_budget and host_budget != self._machine.total // SHARE_OF_RAM:
             changed["host_budget"] = host_budget
         return replace(settings, **changed) if changed else settings
 

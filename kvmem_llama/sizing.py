@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from .calibration import Calibration
-from .engine.context import cells_needed
+from .engine.context import BITS, cells_needed
 from .engine.machine import Machine
 from .gguf_info import ModelInfo
 from .memory.channels import Channels
 from .settings import Settings
-
-BITS: Final = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
-"""Bits of one element in cells and records (ggml's block sizes)."""
 
 _PROGRAM: Final = 72 << 20  # Python, NumPy, llama.cpp and this package
 _TOKENIZER: Final = 5 << 20  # and for each token and merge (src/llama-vocab.cpp keeps them in maps):

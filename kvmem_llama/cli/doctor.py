@@ -32,6 +32,7 @@ def doctor(
     The exit code is 5 if the plan does not fit.
     """
     _info.cache_clear()
+    _calibration.cache_clear()
     _plan.cache_clear()
     report: dict[str, Facts] = {"program": _program(), "folders": _folders(settings)}
     failures: list[KvmemError] = []
@@ -118,6 +119,7 @@ def _info(settings: Settings) -> ModelInfo:
     return info
 
 
+@functools.cache
 def _calibration(settings: Settings) -> Calibration | None:
     from ..calibration import find
 

@@ -77,11 +77,7 @@ class ChatTemplate:
 
         Raises InvalidRequest or TemplateUnsupported.
         """
-        found = [as_json(message) for message in messages]
-        options = options or TemplateOptions()
-        if self._templates is None:
-            return plain_template.apply(found, options)
-        return self._templates.apply(found, options)
+        return self._applied([as_json(message) for message in messages], options or TemplateOptions())
 
     def turn(
         self,
@@ -102,7 +98,7 @@ class ChatTemplate:
         """
         options = options or TemplateOptions()
         found = [as_json(message) for message in messages]
-        applied = self.apply(found, options)
+        applied = self._applied(found, options)
         full, last = applied.prompt, last_answer(found, options)
         bos = self._bos_text()
         if bos and history.startswith(bos) and not full.startswith(bos):
@@ -116,7 +112,7 @@ class ChatTemplate:
         if not full.endswith(text):
             return Turn(text, (), (), applied)
         offset = len(full) - len(text)
-        texts = find_texts(full, found, last + 1, lambda marked: self.apply(marked, options).prompt)
+        texts = find_texts(full, found, last + 1, lambda marked: self._applied(marked, options).prompt)
         texts = [it for it in texts if it.start >= offset]
         spans = tuple((it.start - offset, it.end - offset) for it in texts)
         return Turn(text, spans, tuple(it.role for it in texts), applied)
@@ -153,6 +149,12 @@ class ChatTemplate:
 
     # -- private
 
+    def _applied(self, messages: Sequence[Mapping[str, Any]], options: TemplateOptions) -> AppliedTemplate:
+        """messages: as `as_json` gives them."""
+        if self._templates is None:
+            return plain_template.apply(messages, options)
+        return self._templates.apply(messages, options)
+
     def _after_answer(
         self,
         history: str,
@@ -164,13 +166,13 @@ class ChatTemplate:
         mark = unused("@answer@", messages)
         marked = [*messages]
         marked[answer] = {"role": "assistant", "content": mark}
-        _, found, rest = self.apply(marked, options).prompt.partition(mark)
+        _, found, rest = self._applied(marked, options).prompt.partition(mark)
         if not found:
             raise TemplateUnsupported("it leaves out answers, so a conversation cannot be continued")
         if closed is False:
             return rest
         ended = replace(options, add_generation_prompt=False, continue_final_message=False)
-        closing = self.apply(marked[: answer + 1], ended).prompt.partition(mark)[2]
+        closing = self._applied(marked[: answer + 1], ended).prompt.partition(mark)[2]
         # What the history has of the closing already: at least its end-of-turn token, or nothing.
         tokens = self._vocab.tokenize(closing).tolist()
         ends = [token for token in tokens if self._vocab.is_eog(token)]

@@ -19,7 +19,8 @@ UBATCH: Final = 128  # tokens, where nothing else was chosen
 CELL_MULTIPLE: Final = 256  # llama.cpp rounds n_ctx up to this (llama-context.cpp)
 _TYPES: Final = {"f16": "GGML_TYPE_F16", "q8_0": "GGML_TYPE_Q8_0", "q4_0": "GGML_TYPE_Q4_0"}
 _SMALLER: Final = "Use a smaller view (-c), fewer sequences (-np) or a quantised cache (-ctk q8_0 -ctv q8_0)."
-_BITS: Final = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # per element
+BITS: Final = {"f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+"""Bits of one element in cells and records (ggml's block sizes)."""
 
 
 def view_size(settings: Settings, model: Model) -> int:
@@ -179,7 +180,7 @@ def _refuse_more_than_memory(model: Model, settings: Settings, n_cells: int) -> 
     """Raises OutOfMemory before llama.cpp fills cells with zeros until the system kills the process."""
     if settings.n_gpu_layers:
         return
-    per_cell = model.info.cell_bytes(_BITS[settings.cache_type_k], _BITS[settings.cache_type_v])
+    per_cell = model.info.cell_bytes(BITS[settings.cache_type_k], BITS[settings.cache_type_v])
     needed, free = n_cells * per_cell, free_memory()
     if free is not None and needed > free:
         raise OutOfMemory(

@@ -18,6 +18,10 @@ _REPACKED: Final = {
 read them (ggml/src/ggml-cpu/repack.cpp)."""
 
 
+SHARE_OF_RAM: Final = 4
+"""Records of durable workspaces get this part of the RAM where nothing says less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as its driver tells it. Sizes in bytes."""
@@ -43,13 +47,13 @@ class Machine:
 def this_machine(folder: Path, gpus: Iterable[Gpu] = (), root: Path = Path("/")) -> Machine:
     """What there is now. folder: of durable workspaces; it need not exist. root: as of `free_memory`."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    flags = _cpu_flags(root)
+    flags, total = _cpu_flags(root), total_memory(root)
     return Machine(
-        total=total_memory(root),
+        total=total,
         free=free_memory(root),
         disk_free=shutil.disk_usage(there).free,
         cores=physical_cores(),
-        is_limited=total_memory(root) < _meminfo(root, "MemTotal", 0),
+        is_limited=total < _meminfo(root, "MemTotal", 0),
         repacked=frozenset(name for flag in flags & _REPACKED.keys() for name in _REPACKED[flag]),
         gpus=tuple(gpus),
     )
