@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -158,3 +158,9 @@ class Vocab:
     def _ask_is_control(self, pointer: int, token: int) -> bool:
         found = self._is_control[token] = bool(self._llama.llama_vocab_is_control(pointer, token))
         return found
+
+
+def single_tokens(vocab: Vocab, texts: Iterable[str]) -> frozenset[int]:
+    """Of the texts that are one token each: these tokens."""
+    found = [vocab.tokenize(text) for text in texts]
+    return frozenset(int(ids[0]) for ids in found if len(ids) == 1)

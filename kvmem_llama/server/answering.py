@@ -27,7 +27,6 @@ from .state import ServerState
 from .telling import Teller, Told, View
 from .timing import Clock
 
-_NO_TOKENS: Final = np.empty(0, np.int32)
 _SHARE_OF_VIEW: Final = 8  # the least part of the view for an answer without a limit
 _SHARE_OF_QUERY: Final = 4  # the most of a small view that a query may take; the rest of it is history
 _ANY_LENGTH: Final = 2**20  # tokens; a request for more means that there is no limit
@@ -157,9 +156,14 @@ class PromptAnswers:
         n = len(whole.tokens)
         limit, is_cut = _limit(generation, n, n_view)
         lease.history.n_head = whole.n_head or lease.history.n_head
-        query_start = self._query_start(whole, stored, lease)
-        self._drop_end(lease, stored, whole, query_start)
-        self._view.begin(whole.tokens, min(n_equal(_known(stored, lease), whole.tokens), query_start))
+        n_known = n_equal(_known(stored, lease), whole.tokens)
+        query_start = self._query_start(whole, n_known, n_view)
+        n_kept = min(n_known, query_start)
+        if n_kept < len(stored) and not match(stored, whole.tokens).n_carried:
+            # The end of the history, mostly an answer, is taken back where the prompt goes on in another way
+            # and nothing after that can be taken over: what is before it stays in its cells.
+            workspace.truncate(n_kept)
+        self._view.begin(whole.tokens, n_kept)
         clock = Clock()
         answer = workspace.prompt(
             whole.tokens,
@@ -186,7 +190,6 @@ class PromptAnswers:
                 self._recalled(event, lease)
             teller.take(event)
         result = answer.result()
-        self._view.n_committed = result.n_prompt
         self._view.done(result)
         self._state.metrics.finished(result, clock.prompt_s, clock.predicted_s)
         return Told(teller.state, final=self._final(result, teller, clock, slot, lease, is_cut=is_cut))
@@ -212,18 +215,11 @@ class PromptAnswers:
             None if whole.user is None else np.concatenate([blank, whole.user]),
         )
 
-    def _drop_end(self, lease: Lease, stored: I32, whole: Whole, query_start: int) -> None:
-        """Takes back the end of a history, mostly an answer, where the prompt goes on in another way and
-        nothing after that can be taken over: what is before it stays in its cells."""
-        n = min(n_equal(stored, whole.tokens), query_start)
-        if n < len(stored) and not match(stored, whole.tokens).n_carried:
-            lease.workspace.truncate(n)
-
-    def _query_start(self, whole: Whole, stored: I32, lease: Lease) -> int:
+    def _query_start(self, whole: Whole, n_known: int, n_view: int) -> int:
         """Index of the first token that may belong to the query: of the newest message. While everything fits
         the view nothing is recalled, and only what is new need be evaluated."""
-        settings, n_view, n = self._state.engine.core.settings, lease.workspace.n_view, len(whole.tokens)
-        n_new = min(n_equal(_known(stored, lease), whole.tokens), n - 1)
+        settings, n = self._state.engine.core.settings, len(whole.tokens)
+        n_new = min(n_known, n - 1)
         reserve = n_view // _SHARE_OF_VIEW if settings.n_reserve < 0 else settings.n_reserve
         if n + reserve <= n_view:
             return n_new

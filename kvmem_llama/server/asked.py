@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -15,7 +16,7 @@ from ..engine.grammar import AnswerGrammar, Constraint
 from ..engine.sampling_params import SamplingParams
 from ..engine.templates import CONTENT_ONLY, AppliedTemplate
 from ..engine.turn_tokens import TurnTokens, tokenize_turn
-from ..engine.vocab import Vocab
+from ..engine.vocab import Vocab, single_tokens
 from ..errors import InvalidOption
 from ..memory.recall_params import RecallParams
 from ..messages import question_start, tokenize_messages, user_marks
@@ -24,7 +25,7 @@ from .auth import new_name
 from .chat_request import ChatRequest
 from .errors import bad_request
 from .generation_settings import generation_settings
-from .schema import Generation, json_type
+from .schema import TRIGGERS, Generation, json_type
 
 WORKSPACE_HEADER: Final = "x-kvmem-workspace"
 _INSTRUCTS: Final = ("system", "developer")
@@ -115,12 +116,13 @@ class ChatPrompt:
             question_start(turn, tokens, len(tokens.tokens)),
             tokens.scored,
             user_marks(self._vocab, turn, tokens.tokens),
-            self._n_head(),
+            self._n_head,
         )
 
     def text(self) -> str:
         return self._turn.text
 
+    @functools.cached_property
     def _n_head(self) -> int:
         """Tokens before the first message that is no instruction: instructions, and definitions of tools."""
         messages, text, at = self._chat.messages, self._turn.text, 0
@@ -162,7 +164,6 @@ class Constraints:
         applied = prompt.applied
         if applied is not None and chat is not None:
             options = chat.options
-            ids = [vocab.tokenize(text) for text in applied.preserved_tokens]
             found = cls(
                 applied.sampling(
                     generation.sampling,
@@ -170,7 +171,7 @@ class Constraints:
                     message=options.reasoning_budget_message,
                 ),
                 (*generation.stop, *applied.additional_stops),
-                frozenset(int(tokens[0]) for tokens in ids if len(tokens) == 1),
+                single_tokens(vocab, applied.preserved_tokens),
                 ends,
             )
         _check_grammar(vocab, found.sampling.grammar)
@@ -212,16 +213,13 @@ class Constraints:
                 "grammar": text,
                 "grammar_lazy": not isinstance(grammar, str) and grammar.lazy,
                 "grammar_triggers": [
-                    {"type": _TRIGGERS.index(trigger.type), "value": trigger.value}
+                    {"type": TRIGGERS.index(trigger.type), "value": trigger.value}
                     | ({"token": trigger.token} if trigger.type == "token" else {})
                     for trigger in triggers
                 ],
                 "preserved_tokens": sorted(self.preserved),
             },
         )
-
-
-_TRIGGERS: Final = ("token", "word", "pattern", "pattern_full")
 
 
 def _check_grammar(vocab: Vocab, grammar: str | AnswerGrammar) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from ..engine.grammar import AnswerGrammar, GrammarTrigger, ReasoningLimit
 from ..engine.sampling_params import SamplingParams
 from ..engine.templates import json_schema_to_grammar
-from ..engine.vocab import Vocab
+from ..engine.vocab import Vocab, single_tokens
 from ..errors import InvalidOption, InvalidRequest
 from ..sampling_text import LETTERS, sampler_name
 from .errors import ApiError, bad_request
@@ -25,7 +25,7 @@ _INT_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 _FLOAT_MAX: Final = float(np.finfo(np.float32).max)
 REASONING_FORMATS: Final = ("none", "auto", "deepseek", "deepseek-legacy")
-_TRIGGERS: Final = ("token", "word", "pattern", "pattern_full")  # enum common_grammar_trigger_type
+TRIGGERS: Final = ("token", "word", "pattern", "pattern_full")  # enum common_grammar_trigger_type
 
 Kind = Literal["bool", "int", "long", "seed", "float"]
 
@@ -428,8 +428,7 @@ def _preserved_texts(body: Mapping[str, Any]) -> list[str]:
 
 
 def _preserved(body: Mapping[str, Any], vocab: Vocab) -> frozenset[int]:
-    found = [vocab.tokenize(text) for text in _preserved_texts(body)]
-    return frozenset(int(ids[0]) for ids in found if len(ids) == 1)
+    return single_tokens(vocab, _preserved_texts(body))
 
 
 def _triggers(
@@ -438,10 +437,10 @@ def _triggers(
     found: list[GrammarTrigger] = []
     for item in body.get("grammar_triggers") or []:
         kind = item.get("type") if isinstance(item, dict) else None
-        if not isinstance(kind, int) or not 0 <= kind < len(_TRIGGERS):
+        if not isinstance(kind, int) or not 0 <= kind < len(TRIGGERS):
             raise bad_request("Field 'grammar_triggers': each needs a type from 0 to 3 and a value")
         word = str(item.get("value", ""))
-        ids = vocab.tokenize(word) if _TRIGGERS[kind] == "word" else np.empty(0, np.int32)
+        ids = vocab.tokenize(word) if TRIGGERS[kind] == "word" else np.empty(0, np.int32)
         if len(ids) == 1:
             if int(ids[0]) not in preserved:
                 raise bad_request(
@@ -451,7 +450,7 @@ def _triggers(
             found.append(GrammarTrigger("token", word, int(ids[0])))
         else:
             token = item.get("token", -1)
-            found.append(GrammarTrigger(_TRIGGERS[kind], word, token if isinstance(token, int) else -1))
+            found.append(GrammarTrigger(TRIGGERS[kind], word, token if isinstance(token, int) else -1))
     if is_lazy and not found:
         raise bad_request("Field 'grammar_triggers': Error: no triggers set for lazy grammar!")
     return tuple(found)

@@ -148,8 +148,9 @@ class ServerState:
                 engine.close()
                 raise EngineClosed("the server was stopped while its model was loading")
             self._engine = engine
-        self._template = ChatTemplate.open(core.model, self.settings)
-        self._templates = ChatTemplates(core.model, template_text(self.settings))
+        self._template = core.chat_template()
+        with ChatTemplates(core.model, template_text(self.settings)) as self._templates:
+            pass  # what is asked of it are facts
         self._facts = ModelFacts.of(core.model, core.n_view, self.options)
         engine.observe(self._count)
         if self._make_slots is not None:
@@ -177,9 +178,6 @@ class ServerState:
             self._slots.close()
         if self._engine is not None:
             self._engine.close()
-        for template in (self._template, self._templates):
-            if template is not None:
-                template.close()
 
     def _stats(self) -> list[tuple[str, MemoryStats]]:
         """Of the workspaces that are open, with their names in the store."""

@@ -150,9 +150,11 @@ class Workspaces:
                 for first, tier in live.items()
                 if not with_text and to_the_end and first >= max(at, row.n_tokens)
             ]
-            if with_text:
+            if with_text and blocks:
+                first = blocks[0]["start"]
+                tokens = read_tokens(db, row.lineage, first, at)  # the blocks lie one after the other
                 for block in blocks:
-                    ids = read_tokens(db, row.lineage, block["start"], block["start"] + block["count"])
+                    ids = tokens[block["start"] - first :][: block["count"]]
                     text = self._state.engine.core.model.vocab.detokenize(ids)
                     block["text"] = text.decode("utf-8", "replace")
             return {"name": name, "n_tokens": row.n_tokens, "blocks": blocks}

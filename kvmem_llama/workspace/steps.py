@@ -13,6 +13,7 @@ from ..engine.chat_template import AnyMessage
 from ..engine.requests import TaskGenerator
 from ..engine.sampler import SamplingParams
 from ..engine.templates import AppliedTemplate, TemplateOptions
+from ..engine.vocab import single_tokens
 from ..errors import InvalidOption
 from ..matching import Plan, match
 from ..memory.query import (
@@ -236,13 +237,12 @@ class Asking(WorkspaceBase):
     ) -> StepRequest:
         """With what the template and the options ask of the answer."""
         vocab, options = self._engine.core.model.vocab, options or TemplateOptions()
-        ids = [vocab.tokenize(text) for text in applied.preserved_tokens]
         budget, message = options.reasoning_budget, options.reasoning_budget_message
         return replace(
             request,
             sampling=applied.sampling(request.sampling, budget=budget, message=message),
             stop=(*request.stop, *applied.additional_stops),
-            preserved=request.preserved | {int(found[0]) for found in ids if len(found) == 1},
+            preserved=request.preserved | single_tokens(vocab, applied.preserved_tokens),
         )
 
     def _answer_whole(self, whole: StepRequest, applied: AppliedTemplate | None) -> Answer:
