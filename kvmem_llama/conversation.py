@@ -14,7 +14,7 @@ from .engine.message_reader import MessageReader
 from .engine.templates import AppliedTemplate, TemplateOptions
 from .engine.turn_tokens import TurnTokens, tokenize_turn
 from .engine.vocab import Vocab
-from .found_turns import find_turns
+from .found_turns import TurnText, find_turns
 from .native.layout import I32
 from .store.rows import StepRow
 
@@ -145,11 +145,11 @@ class Conversation:
         before, after = (text.encode() for text in self._template.around())
         found = []
         for turn in self._turns:
-            tokens = history[turn.start : turn.answer_start]
-            whole = self._vocab.detokenize(tokens)
+            text = TurnText(self._vocab, history[turn.start : turn.answer_start])
+            whole = text.data
             cut = len(self._vocab.detokenize(history[turn.start : turn.question]))
             end = whole.rfind(after) if after in whole else len(whole)
-            floor = self._end_of_message(tokens, end)  # of several messages the last one is the question
+            floor = text.end_of_eog_before(end)  # of several messages the last one is the question
             at = whole.find(before, floor)
             if at < 0:  # the question itself holds what ends a message
                 at = whole.rfind(before, 0, end)
@@ -293,16 +293,6 @@ class Conversation:
             turns.append(_Turn(start, question, answer_start, end, it.answer, not it.is_open))
             start = end
         return start, max(question, start)
-
-    def _end_of_message(self, tokens: I32, byte: int) -> int:
-        """Bytes of `tokens` up to the newest end of a message that ends at `byte` or before it; 0: none."""
-        at = end = 0
-        for token in tokens.tolist():
-            at += len(self._vocab.piece(token))
-            if at > byte:
-                break
-            end = at if self._vocab.is_eog(token) else end
-        return end
 
     def _holds_system(self, history: I32) -> bool:
         if not self._system or self._system_start is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .engine.token_bytes import TokenBytes
 from .engine.vocab import Vocab
 from .native.layout import I32
 
@@ -42,7 +43,7 @@ def find_turns(
     begun: index of the first token that was not there before; the message that it belongs to counts, too.
     after_open: an answer that nothing has ended comes right before the tokens.
     """
-    text = _Text(vocab, tokens)
+    text = TurnText(vocab, tokens)
     before, after = (_Mark(vocab, text, mark.encode()) for mark in around)
     rest = text.rest_of_answer() if after_open and not begun else 0
     at = _first_place(text, before, after, int(text.starts[begun]) if begun < len(tokens) else len(text.data))
@@ -76,17 +77,16 @@ def find_turns(
     return FoundTurns(rest, rest_text.decode("utf-8", "replace"), tuple(turns))
 
 
-class _Text:
+class TurnText:
+    """The text of some tokens, and where in it something ends."""
+
     def __init__(self, vocab: Vocab, tokens: I32) -> None:
-        unique, where = np.unique(tokens, return_inverse=True)
-        ids = unique.tolist()
-        pieces = [vocab.piece(token) for token in ids]
-        self.data = b"".join(pieces[i] for i in where.tolist())
-        sizes = np.array([len(piece) for piece in pieces], np.int64)[where]
-        self.ends: NDArray[np.int64] = np.cumsum(sizes)
-        self.starts = self.ends - sizes
-        self.is_control = np.array([vocab.is_control(token) for token in ids], np.bool_)[where]
-        self.eogs = np.flatnonzero(np.array([vocab.is_eog(token) for token in ids], np.bool_)[where])
+        held = TokenBytes(vocab, tokens)
+        self.data = held.data()
+        self.ends: NDArray[np.int64] = np.cumsum(held.sizes)
+        self.starts = self.ends - held.sizes
+        self.is_control = held.which(vocab.is_control)
+        self.eogs = np.flatnonzero(held.which(vocab.is_eog))
 
     def index(self, byte: int) -> int:
         """Of the token that holds it."""
@@ -98,6 +98,7 @@ class _Text:
         return int(found[0]) if len(found) else None
 
     def end_of_eog_before(self, byte: int) -> int:
+        """Bytes up to the newest end of a message that ends at `byte` or before it; 0: none."""
         ends = self.ends[self.eogs]
         ends = ends[ends <= byte]
         return int(ends[-1]) if len(ends) else 0
@@ -122,7 +123,7 @@ class _Text:
 class _Mark:
     """A text that surrounds messages. What only looks like a control token does not count."""
 
-    def __init__(self, vocab: Vocab, text: _Text, mark: bytes) -> None:
+    def __init__(self, vocab: Vocab, text: TurnText, mark: bytes) -> None:
         tokens = vocab.tokenize(mark)
         self.is_control = len(tokens) > 0 and vocab.is_control(int(tokens[0]))
         self.size = len(mark)
@@ -151,7 +152,7 @@ class _Mark:
         return next((len(data) - n for n in sizes if data.endswith(self._mark[:n])), -1)
 
 
-def _first_place(text: _Text, before: _Mark, after: _Mark, begun: int) -> int:
+def _first_place(text: TurnText, before: _Mark, after: _Mark, begun: int) -> int:
     """Byte from which turns are looked for: the beginning, or, where a text that was read earlier may look
     like the template, that of the message that byte `begun` lies in."""
     if before.is_control or after.is_control:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .engine.chat_template import AnyMessage, Message, Turn, as_json
 from .engine.templates import TemplateOptions
+from .engine.token_bytes import TokenBytes
 from .engine.turn_tokens import TurnTokens, mark_tokens, tokenize_turn
 from .engine.vocab import Vocab
 from .errors import InputError, InvalidOption
@@ -141,12 +142,8 @@ class _Stored:
         if vocab.add_bos and not data.startswith(vocab.piece(vocab.bos)):
             has_bos = len(ids) > 0 and int(ids[0]) == vocab.bos
             front, ids = (ids[:1], ids[1:]) if has_bos else (front, ids[:0])
-        unique, where = np.unique(ids, return_inverse=True)
-        pieces = [vocab.piece(token) for token in unique.tolist()]
-        control = np.array([vocab.is_control(token) for token in unique.tolist()], np.bool_)
-        lengths = np.array([len(piece) for piece in pieces], np.int64)
-        text = b"".join(pieces[i] for i in where.tolist())
-        return cls(front, ids, np.cumsum(lengths[where]), text, data, control[where])
+        held = TokenBytes(vocab, ids)
+        return cls(front, ids, np.cumsum(held.sizes), held.data(), data, held.which(vocab.is_control))
 
     def end_of(self, n: int) -> int:
         """Bytes of the first `n` tokens."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .requests import I32
+from .token_bytes import TokenBytes
 from .vocab import Vocab
 
 
@@ -42,29 +43,31 @@ def tokenize_turn(
     n_front = int(add_bos and vocab.add_bos and len(tokens) > 0)  # BOS stands for no byte of the text
     if n_front and data.startswith(vocab.piece(vocab.bos)):
         n_front = 0
-    starts, ends, total = _extents(vocab, tokens, n_front)
+    held = TokenBytes(vocab, tokens)
+    starts, ends, total = _extents(held, n_front)
     if total != len(data):
         tokens, starts, ends = _piecewise(vocab, data, edges, tokens[:n_front])
-    return _marked(vocab, tokens, starts, ends, edges, n_front)
+        held = TokenBytes(vocab, tokens)
+    return _marked(tokens, held.which(vocab.is_control), starts, ends, edges, n_front)
 
 
 def mark_tokens(vocab: Vocab, text: str, spans: Sequence[tuple[int, int]], tokens: I32) -> TurnTokens | None:
     """As `tokenize_turn`, where the tokens of `text` are known; None if they do not add up to it. The first
     may be a BOS that stands for no byte of the text."""
     data = text.encode("utf-8", errors="replace")
-    starts, ends, total = _extents(vocab, tokens, 0)
-    n_front = 0
+    held, n_front = TokenBytes(vocab, tokens), 0
+    starts, ends, total = _extents(held, n_front)
     if total != len(data) and vocab.add_bos and len(tokens) and int(tokens[0]) == vocab.bos:
         n_front = 1
-        starts, ends, total = _extents(vocab, tokens, n_front)
+        starts, ends, total = _extents(held, n_front)
     if total != len(data):
         return None
-    return _marked(vocab, tokens, starts, ends, _byte_edges(text, spans), n_front)
+    return _marked(tokens, held.which(vocab.is_control), starts, ends, _byte_edges(text, spans), n_front)
 
 
 def _marked(
-    vocab: Vocab,
     tokens: I32,
+    is_control: NDArray[np.bool_],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     edges: Sequence[tuple[int, int]],
@@ -73,11 +76,9 @@ def _marked(
     inside = np.zeros(len(tokens), dtype=np.bool_)
     for first, last in edges:
         inside |= (starts >= first) & (ends <= last)
-    unique, where = np.unique(tokens, return_inverse=True)
-    control = np.fromiter((vocab.is_control(int(token)) for token in unique), np.bool_, len(unique))
     inside[:n_front] = False
     begun = np.searchsorted(ends, [start for start, _ in edges], side="right")
-    return TurnTokens(tokens, inside & ~control[where], tuple(np.maximum(begun, n_front).tolist()))
+    return TurnTokens(tokens, inside & ~is_control, tuple(np.maximum(begun, n_front).tolist()))
 
 
 def _byte_edges(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -91,10 +92,9 @@ def _byte_edges(text: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, 
     return edges
 
 
-def _extents(vocab: Vocab, tokens: I32, n_front: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _extents(held: TokenBytes, n_front: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """First and last byte + 1 of every token in the text, and the bytes of all."""
-    unique, where = np.unique(tokens, return_inverse=True)
-    lengths = np.fromiter((len(vocab.piece(int(token))) for token in unique), np.int64, len(unique))[where]
+    lengths = held.sizes.copy()
     lengths[:n_front] = 0
     ends = np.cumsum(lengths)
     return ends - lengths, ends, int(ends[-1]) if len(ends) else 0
