@@ -232,6 +232,8 @@ def test_ctrl_c_stops_real_work_and_sigterm_commits_an_answer(talk: Any, tmp_pat
     terminal.signal(signal.SIGTERM)
     assert terminal.ended() == 0
     again = talk("--continue")
-    again.wait_for(re.compile(r"workspace main: [\d,]+ tokens, 2 questions").search)
+    again.wait_for(
+        lambda text: re.search(r"workspace main: [\d,]+ tokens, 2 questions", text) and READY in text
+    )
     again.type("\x04")
     assert again.ended() == 0

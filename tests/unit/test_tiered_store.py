@@ -345,7 +345,7 @@ def test_a_catalog_that_cannot_record_a_fall_keeps_the_record(tmp_path: Path) ->
 
 
 def test_a_record_attached_to_the_tokens_tier_is_restored(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
+    with opened(tmp_path, stage_out=False) as store:  # what is restored waits in RAM for the flush
         ref = store.tiered.attach(None)
         assert store.tiered.where(ref) == "tokens"
         store.tiered.restore(ref, record(5))
