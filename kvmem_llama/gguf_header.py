@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from .errors import ModelCorrupt, ModelNotFound
+from .gguf_texts import starts_of
 
 Scalar = int | float | bool | str
 
@@ -273,24 +274,17 @@ class _Reader:
     def _pass_texts(self, key: str, n_texts: int) -> None:
         """Goes past strings: of a large vocabulary there are some hundred thousand."""
         length_at = struct.Struct("<Q").unpack_from
-        data, base, at = b"", self._pos, 0  # `data` stands at byte `base` of the file
-        for _ in range(n_texts):
-            if at + 8 > len(data):
-                base, at = base + at, 0
-                self._pos = base
-                self._need(8, "a number")
-                self._file.seek(base)
-                data = self._file.read(_CHUNK)
-                if len(data) < 8:
-                    raise self._bad("the file became shorter while it was read")
-            n: int = length_at(data, at)[0]
-            at += 8
-            if n > self._size - base - at:
-                self._pos = base + at
-                self._need(n, key)
-            at += n
-        self._pos = base + at
-        self._file.seek(self._pos)
+        while n_texts:
+            self._need(8, "a number")
+            self._file.seek(self._pos)
+            data = self._file.read(_CHUNK)
+            if len(data) < 8:
+                raise self._bad("the file became shorter while it was read")
+            starts = starts_of(data, n_texts)
+            n_texts -= len(starts)
+            last = int(starts[-1])
+            self._pos += last + 8
+            self._skip(length_at(data, last)[0], key)  # only the last can go past the end of the file
 
     def _tensor(self) -> TensorEntry:
         n = self._int("Q")

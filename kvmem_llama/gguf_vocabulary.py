@@ -6,12 +6,12 @@ Arrays of scores or types that are too short, and merges that are missing, it re
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Final
 
 from .errors import ModelCorrupt
 from .gguf_header import PER_VALUE, GgufHeader, open_model_file
+from .gguf_texts import starts_of
 
 TOKENS: Final = "tokenizer.ggml.tokens"
 MAX_VOCABULARY: Final = 256 << 20  # bytes, with what Python adds to each token
@@ -36,15 +36,10 @@ def check_vocabulary(path: Path, header: GgufHeader) -> None:
             data = file.read(n_bytes)
     except OSError as error:
         raise ModelCorrupt(path, f"reading failed: {error.strerror or error}") from None
-    texts = []
-    length_at = struct.Struct("<Q").unpack_from
-    at = 0
-    for _ in range(place.length):
-        start = at + 8
-        if start > len(data):
-            raise ModelCorrupt(path, "the file became shorter while it was read")
-        at = start + length_at(data, at)[0]
-        texts.append(data[start:at])
+    starts = starts_of(data, place.length).tolist()
+    if len(starts) != place.length:
+        raise ModelCorrupt(path, "the file became shorter while it was read")
+    texts = [data[a + 8 : b] for a, b in zip(starts, [*starts[1:], n_bytes], strict=True)]
     distinct = set(texts)
     if len(distinct) == len(texts) and b"" not in distinct and b"\0" not in b"".join(texts):
         return

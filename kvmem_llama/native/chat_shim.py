@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import cffi
-
 from ..errors import (
     EngineError,
     InvalidRequest,
@@ -24,7 +22,9 @@ from ..errors import (
 )
 from . import library
 from .chat_cdef import CHAT_ABI, CHAT_CDEF
+from .declarations import UNUSABLE, declared
 from .once import Once
+from .stock_cdef import STOCK_CDEF
 
 LIBRARY_NAME: Final = {"darwin": "libkvmem_chat.dylib", "win32": "kvmem_chat.dll"}.get(
     sys.platform, "libkvmem_chat.so"
@@ -46,14 +46,13 @@ class ChatShim:
     def __init__(self, path: Path) -> None:
         """Raises LibraryMissing if there is no library at `path`, LibraryMismatch if it is another."""
         native = library.load()  # the libllama that the shim needs must be in the process before it
-        self.ffi: Any = cffi.FFI()
-        self.ffi.cdef(CHAT_CDEF)
+        self.ffi: Any = declared(CHAT_CDEF)
         if not path.is_file():
             raise LibraryMissing(f"the library of chat templates is missing: {path}")
         try:
             self._lib: Any = self.ffi.dlopen(str(path))
             abi = int(self._lib.kvmem_chat_abi())
-        except (OSError, AttributeError) as error:
+        except UNUSABLE as error:
             raise LibraryMissing(f"{path} cannot be used: {error}") from error
         if abi != CHAT_ABI:
             raise LibraryMismatch(f"{path} has version {abi} of its interface, this package needs {CHAT_ABI}")
@@ -174,8 +173,7 @@ class ChatShim:
 
 def _address_in(native: library.NativeLibrary) -> int:
     """Where llama_model_get_vocab lies in the libllama of this process."""
-    ffi = cffi.FFI()
-    ffi.cdef("void * llama_model_get_vocab(void *);")
+    ffi = declared(STOCK_CDEF)
     lib = ffi.dlopen(str(native.path))
     return int(ffi.cast("uintptr_t", ffi.addressof(lib, "llama_model_get_vocab")))
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-import cffi
+from .declarations import UNUSABLE, declared
+from .stock_cdef import STOCK_CDEF
 
 GPU_TYPES: Final = (1, 2)  # enum ggml_backend_dev_type: GPU, integrated GPU
-
-_CDEF: Final = """
-    size_t ggml_backend_dev_count(void);
-    void * ggml_backend_dev_get(size_t index);
-    int ggml_backend_dev_type(void * device);
-    const char * ggml_backend_dev_description(void * device);
-    void ggml_backend_dev_memory(void * device, size_t * free, size_t * total);
-"""
 
 
 def gpu_memory(path: Path) -> list[tuple[str, int, int]]:
     """(name, bytes in all, bytes free) of each GPU of the library at `path`; empty if it has none."""
-    ffi = cffi.FFI()
-    ffi.cdef(_CDEF)
+    ffi = declared(STOCK_CDEF)
     try:
         lib: Any = ffi.dlopen(str(path))
         found = []
@@ -33,5 +25,5 @@ def gpu_memory(path: Path) -> list[tuple[str, int, int]]:
                 name = ffi.string(lib.ggml_backend_dev_description(device)).decode(errors="replace")
                 found.append((name, int(total[0]), int(free[0])))
         return found
-    except (OSError, AttributeError):  # another build: a function may be missing, or elsewhere
+    except UNUSABLE:  # another build: a function may be missing, or elsewhere
         return []

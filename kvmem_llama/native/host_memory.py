@@ -13,26 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import cffi
 import numpy as np
 
 from kvmem_llama.settings import Settings
 
 from . import library
+from .declarations import UNUSABLE, declared
 from .layout import U8
+from .stock_cdef import STOCK_CDEF
 
 SLAB_NBYTES: Final = 64 << 20
 _ALIGNMENT: Final = 4096  # bytes
 _GPU, _IGPU = 1, 2  # enum ggml_backend_dev_type
-
-_CDEF: Final = """
-    void * ggml_backend_dev_by_type(int type);
-    void * ggml_backend_dev_host_buffer_type(void * device);
-    const char * ggml_backend_buft_name(void * buft);
-    void * ggml_backend_buft_alloc_buffer(void * buft, size_t size);
-    void * ggml_backend_buffer_get_base(void * buffer);
-    void ggml_backend_buffer_free(void * buffer);
-"""
 
 
 class Device(Protocol):
@@ -118,8 +110,7 @@ def host_memory(settings: Settings, path: Path | None = None) -> HostMemory:
 
 def find_device(path: Path, types: tuple[int, ...] = (_GPU, _IGPU)) -> Device | None:
     """The first GPU that the library at `path` has and that gives out host memory; None: there is none."""
-    ffi = cffi.FFI()
-    ffi.cdef(_CDEF)
+    ffi = declared(STOCK_CDEF)
     try:
         lib = ffi.dlopen(str(path))
         for kind in types:
@@ -129,6 +120,6 @@ def find_device(path: Path, types: tuple[int, ...] = (_GPU, _IGPU)) -> Device | 
             buffer_type = lib.ggml_backend_dev_host_buffer_type(device)
             if buffer_type != ffi.NULL:
                 return GgmlDevice(ffi, lib, buffer_type)
-    except (OSError, AttributeError):  # another build: a function may be missing, or elsewhere
+    except UNUSABLE:  # another build: a function may be missing, or elsewhere
         pass
     return None

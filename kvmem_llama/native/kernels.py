@@ -13,11 +13,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-import cffi
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import KernelsMissing
+from .declarations import UNUSABLE, declared
 from .kernels_cdef import KERNELS_ABI, KERNELS_CDEF
 from .layout import F32, I32, U8
 from .once import Once
@@ -150,14 +150,13 @@ class Kernels:
 
     def __init__(self, path: Path) -> None:
         """Raises KernelsMissing if there is no library at `path` or it is not of this version."""
-        self._ffi: Any = cffi.FFI()
-        self._ffi.cdef(KERNELS_CDEF)
+        self._ffi: Any = declared(KERNELS_CDEF)
         if not path.is_file():
             raise KernelsMissing(f"the library of scoring and restore loops is missing: {path}")
         try:
             self._lib: Any = self._ffi.dlopen(str(path))
             abi = int(self._lib.kvmem_kernels_abi())
-        except (OSError, AttributeError) as error:
+        except UNUSABLE as error:
             raise KernelsMissing(f"{path} cannot be used: {error}") from error
         if abi != KERNELS_ABI:
             raise KernelsMissing(

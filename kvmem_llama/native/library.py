@@ -19,12 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-import cffi
-
 from ..errors import LibraryMismatch, LibraryMissing
 from .binding import late_package, version_of
 from .cdef import ABI_VERSION, CDEF
+from .declarations import UNUSABLE, declared, has
 from .once import Once
+from .stock_cdef import STOCK_CDEF
 
 BINDING_VERSION: Final = (
     "0.3.36"  # of the llama_cpp Python files: their ctypes structs are those of the pinned source
@@ -122,8 +122,7 @@ def open_library(path: Path, cdef: str, patch_id: str | None) -> NativeLibrary:
     patch_id: the id it must have; None accepts any.
     Raises LibraryMissing (cannot be opened) or LibraryMismatch (stock, stale, other ABI).
     """
-    ffi = cffi.FFI()
-    ffi.cdef(cdef)
+    ffi = declared(cdef)
     try:
         lib = ffi.dlopen(str(path))
     except OSError as error:
@@ -133,30 +132,37 @@ def open_library(path: Path, cdef: str, patch_id: str | None) -> NativeLibrary:
 
 def handshake(ffi: Any, lib: Any, path: Path, patch_id: str | None) -> str:
     """Patch id of `lib`. Raises LibraryMismatch unless it is the library this package was built with."""
-    hint = _hint(path.parent)
-    if not hasattr(lib, "kvmem_abi_version"):
-        raise LibraryMismatch(f"{path} is a stock llama.cpp library, without kvmem_llama's hooks", hint=hint)
+
+    def mismatch(what: str) -> LibraryMismatch:
+        return LibraryMismatch(f"{path} {what}", hint=_hint(path.parent))
+
+    if not has(lib, "kvmem_abi_version"):
+        raise mismatch("is a stock llama.cpp library, without kvmem_llama's hooks")
     abi = int(lib.kvmem_abi_version())
     if abi != ABI_VERSION:
-        raise LibraryMismatch(f"{path} has ABI version {abi}, this package needs {ABI_VERSION}", hint=hint)
+        raise mismatch(f"has ABI version {abi}, this package needs {ABI_VERSION}")
     found: str = ffi.string(lib.kvmem_patch_id()).decode("ascii", "replace")
     if patch_id is not None and found != patch_id:
-        raise LibraryMismatch(
-            f"{path} is from another build: its patch id is {found}, this package has {patch_id}", hint=hint
-        )
-    absent = [name for name in dir(lib) if not hasattr(lib, name)]
+        raise mismatch(f"is from another build: its patch id is {found}, this package has {patch_id}")
+    absent = [name for name in dir(lib) if not has(lib, name)]
     if absent:
-        raise LibraryMismatch(f"{path} is stale: it lacks {', '.join(absent)}", hint=hint)
+        raise mismatch(f"is stale: it lacks {', '.join(absent)}")
     for name in ffi.list_types()[1]:
-        struct = ffi.typeof(f"struct {name}")
-        if struct.fields is None:  # opaque: only pointers to it cross the border
+        here = _size(ffi, f"struct {name}")
+        if here is None:  # opaque: only pointers to it cross the border
             continue
-        there, here = int(lib.kvmem_struct_size(name.encode())), ffi.sizeof(struct)
+        there = int(lib.kvmem_struct_size(name.encode()))
         if there != here:
-            raise LibraryMismatch(
-                f"{path} is stale: struct {name} has {there} bytes there and {here} here", hint=hint
-            )
+            raise mismatch(f"is stale: struct {name} has {there} bytes there and {here} here")
     return found
+
+
+def _size(ffi: Any, struct: str) -> int | None:
+    """Bytes; None of an opaque struct."""
+    try:
+        return int(ffi.sizeof(struct))
+    except UNUSABLE:
+        return None
 
 
 def load_backends(path: Path) -> None:
@@ -164,9 +170,7 @@ def load_backends(path: Path) -> None:
 
     ggml itself would look beside the Python executable and in the working directory.
     """
-    ffi = cffi.FFI()
-    ffi.cdef("size_t ggml_backend_reg_count(void); void ggml_backend_load_all_from_path(const char * path);")
-    lib = ffi.dlopen(str(path))
+    lib = declared(STOCK_CDEF).dlopen(str(path))
     if lib.ggml_backend_reg_count() == 0:
         lib.ggml_backend_load_all_from_path(str(path.parent).encode())
     if lib.ggml_backend_reg_count() == 0:

@@ -6,10 +6,10 @@ import errno
 import fcntl
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-import cffi
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,11 +21,6 @@ _PUNCH_HOLE: Final = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE o
 
 class System:
     """The real calls. A subclass may fail any of them."""
-
-    def __init__(self) -> None:
-        self._ffi: Final = cffi.FFI()
-        self._ffi.cdef("int fallocate(int fd, int mode, int64_t offset, int64_t len);")
-        self._libc: Final[Any] = self._ffi.dlopen(None)
 
     def open(self, path: Path, flags: int, mode: int) -> int:
         return os.open(path, flags, mode)
@@ -55,14 +50,15 @@ class System:
     def punch(self, fd: int, offset: int, nbytes: int) -> bool:
         """Gives the blocks of a range back to the file system -> whether it can do that."""
         try:
-            rc = self._libc.fallocate(fd, _PUNCH_HOLE, offset, nbytes)
+            ffi, libc = _libc()
+            rc = libc.fallocate(fd, _PUNCH_HOLE, offset, nbytes)
         except AttributeError:  # not Linux
             return False
         if rc == 0:
             return True
-        if self._ffi.errno in _NOT_HERE:
+        if ffi.errno in _NOT_HERE:
             return False
-        raise OSError(self._ffi.errno, os.strerror(self._ffi.errno))
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
 
     def no_read_ahead(self, fd: int) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -89,3 +85,13 @@ class System:
     def free_bytes(self, folder: Path) -> int:
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
+
+
+@cache
+def _libc() -> tuple[Any, Any]:
+    """cffi's FFI and the C library; few runs give space back, so that few parse this."""
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef("int fallocate(int fd, int mode, int64_t offset, int64_t len);")
+    return ffi, ffi.dlopen(None)

@@ -27,6 +27,7 @@ PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").glob("*.md")])
 MODULES = {
     ".".join(file.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__"): file
     for file in sorted(PACKAGE.rglob("*.py"))
+    if file.parent.name != "_lib"  # made by the build
 }
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
