@@ -59,7 +59,7 @@ class Gate:
                 await error_response(error)(scope, receive, told)
             # Else the answer has begun: the connection is closed before its end, and so the client knows.
         finally:
-            if scope["path"] not in _QUIET and not self._state.options.log_disable:
+            if self._path(scope) not in _QUIET and not self._state.options.log_disable:
                 ms = (time.monotonic() - began) * 1000
                 log.info("%s %s %d %.0f ms", _client(scope), _what(scope), told.status, ms)
 
@@ -67,7 +67,7 @@ class Gate:
         """The answer to a request that does not reach its route."""
         if scope["method"] == "OPTIONS":
             return Response("", media_type="text/html")
-        path: str = scope["path"].removeprefix(self._state.options.api_prefix)
+        path = self._path(scope)
         foreign = self._foreign(headers)
         if foreign:
             return error_response(ApiError(403, foreign))
@@ -78,6 +78,11 @@ class Gate:
             return Json(error_body(ApiError(401, "Invalid API Key")), status_code=401)
         scope.setdefault("state", {})["owner"] = owner or ""
         return None
+
+    def _path(self, scope: Scope) -> str:
+        """Of the request, without the prefix that all routes have."""
+        path: str = scope["path"]
+        return path.removeprefix(self._state.options.api_prefix)
 
     def _foreign(self, headers: Headers) -> str:
         """Why a browser that shows somebody else's page may not do this; empty: it is no such request."""

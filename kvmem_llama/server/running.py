@@ -39,7 +39,7 @@ def run(state: ServerState) -> None:
     server = _Server(create_app(state, failed), state)
     for one in sockets:
         host, port = one.getsockname()[:2]
-        log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        log.info("listening on http://%s:%d, loading the model", f"[{host}]" if ":" in host else host, port)
     try:
         server.run(sockets=sockets)
     finally:

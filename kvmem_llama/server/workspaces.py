@@ -179,9 +179,7 @@ class Workspaces:
 
     def recalls(self, name: str, since: int) -> list[dict[str, Any]]:
         """The newest recalls since the server has started, oldest first."""
-        stored = self._stored(name)
-        self._root.find(stored)
-        return self._state.recalls.since(stored, since)
+        return self._state.recalls.since(self._existing(name), since)
 
     # -- asked and changed
 

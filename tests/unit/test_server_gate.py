@@ -172,6 +172,13 @@ def test_routes_may_have_a_prefix() -> None:
     assert (inside.status_code, outside.status_code) == (200, 404)
 
 
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_what_watchers_ask_is_not_logged(prefix: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kvmem.server")
+    ask(ServerOptions(api_prefix=prefix), ("GET", f"{prefix}/health", {}), ("GET", f"{prefix}/nothing", {}))
+    assert ["nothing" in line for line in caplog.messages] == [True]
+
+
 def test_a_body_that_is_too_large_is_refused() -> None:
     answer = ask(
         ServerOptions(max_body=2048), ("POST", "/tokenize", {}), content=b'{"a":"' + b"x" * 4096 + b'"}'
