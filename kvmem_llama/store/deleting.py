@@ -10,14 +10,14 @@ from .disk import DiskStore
 from .disk_records import DiskRecords
 from .family import Family
 from .head import Head
-from .lineage import delete
+from .lineage import delete, lineages
 from .location import Location
 from .lock import lock_workspace
 from .names import Place
 from .root import Root
 from .segment import SegmentRow
 from .slot_rows import condemn_slots, condemned_slots, drop_empty_segments, free_slots, slots_of
-from .tables import LINEAGES, SEGMENTS, WORKSPACES, Db
+from .tables import SEGMENTS, WORKSPACES, Db
 
 
 def delete_workspace(root: Root, place: Place) -> None:
@@ -87,17 +87,17 @@ def _delete_one(family: Family, workspace: str) -> None:
         row = WORKSPACES.one(db, "id=?", (workspace,))
         if row is None:
             raise WorkspaceNotFound(workspace)
-        before = {lineage.id for lineage in LINEAGES.rows(db)}
+        before = lineages(db)
         freed = delete(db, row)
         dropped = drop_empty_segments(db, None)
         condemn_slots(db, [at for at in freed if at.segment not in dropped])
-        return dropped, before - {lineage.id for lineage in LINEAGES.rows(db)}
+        return dropped, before - lineages(db)
 
-    dropped, lineages = family.catalog.write(run, "delete")
+    dropped, gone = family.catalog.write(run, "delete")
     # From here on it is gone. What fails now is done by the next `compact`.
     with contextlib.suppress(StoreError):
         family.files.at("delete.files")
-        family.drop_files(segments=dropped, lineages=sorted(lineages))
+        family.drop_files(segments=dropped, lineages=sorted(gone))
         Head(family.files, family.paths.locks, workspace).remove()
         finish_erasing(family)
         family.catalog.checkpoint()

@@ -133,16 +133,20 @@ class Durable:
             self._store.flush()
             cut = Tail(tail.start, tail.count, self._store.locate(tail.ref), mean_xxh(mean))
 
-        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int, int]:
+        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int, int, set[int]]:
+            known = lineage.lineages(db)
             before = workspace_row(db, self._row.id)
             before = replace(before, commits=before.commits + 1, used=time.time())
             row, freed = lineage.truncate(db, before, n_tokens, cut)
             first = lineage_row(db, row.lineage).parent_blocks
-            return row, freed, first, n_blocks_before(db, row.lineage, n_tokens)
+            n_blocks = n_blocks_before(db, row.lineage, n_tokens)
+            return row, freed, first, n_blocks, known - lineage.lineages(db)
 
-        self._row, freed, self._first_own, n_blocks = self._catalog.write(run, "truncate")
+        self._row, freed, self._first_own, n_blocks, gone = self._catalog.write(run, "truncate")
         self._settle([] if cut is None else [cut.at], freed)
-        with contextlib.suppress(StoreError):  # it is done; a row that is missing is made again
+        # It is done; a row that is missing is made again, a file that is left is deleted by the next compact.
+        with contextlib.suppress(StoreError):
+            self._family.drop_files(lineages=sorted(gone))
             index = self._family.index
             index.cut(self._row.lineage, self._first_own, n_blocks)
             self._family.tokens.cut(self._row.lineage, self._first_own, n_blocks)
@@ -245,14 +249,18 @@ class Durable:
         # Its record is that of the first block added, which takes its place at once.
         cut = Tail(n - n % block, n % block, None, bytes(16)) if n % block else None
 
-        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int]:
+        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int, set[int]]:
+            known = lineage.lineages(db)
             row, freed = lineage.truncate(db, workspace_row(db, self._row.id), n, cut)
             row, more = append(db, row.id, addition)
             put_heat(db, row.lineage, heat)
-            return row, freed + more, lineage_row(db, row.lineage).parent_blocks
+            first = lineage_row(db, row.lineage).parent_blocks
+            return row, freed + more, first, known - lineage.lineages(db)
 
-        self._row, freed, self._first_own = self._catalog.write(run, "rewrite")
+        self._row, freed, self._first_own, gone = self._catalog.write(run, "rewrite")
         self._store.settle([block.at for block in addition.blocks if block.at is not None], freed)
+        with contextlib.suppress(StoreError):  # what is left is deleted by the next compact
+            self._family.drop_files(lineages=sorted(gone))
 
     def _settle_rows(self, added: Sequence[AddedBlock], means: F16, token_rows: U8 | None) -> None:
         """Rows of the indexes after a rewrite, before it is acknowledged: until then `verify` does not miss

@@ -58,6 +58,11 @@ class Base:
         )
 
 
+def lineages(db: Db) -> set[int]:
+    """The ids of all. What a change takes from them has files that nobody needs any more."""
+    return {row.id for row in LINEAGES.rows(db)}
+
+
 def new_workspace(db: Db, workspace: WorkspaceRow) -> WorkspaceRow:
     """An empty one; `lineage` is given here."""
     row = Base(None, 0, 0, 0, 0).row(0, workspace.created)

@@ -248,6 +248,25 @@ def test_the_unpatched_library_is_refused_in_a_fresh_process(stock_lib: Path) ->
     assert "LLAMA_CPP_LIB_PATH leads there: unset it" in said
 
 
+_SPINNING = """import os
+from kvmem_llama.native.library import load
+load()
+print(os.environ.get("GOMP_SPINCOUNT"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_waiting_threads_sleep_soon_unless_somebody_says_how(given: dict[str, str], spins: str) -> None:
+    kept = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", _SPINNING], env=kept | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [spins]
+
+
 def test_a_late_package_runs_when_a_name_of_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,24 @@ def test_the_one_goes_on_when_the_other_is_closed(root: Root, first: str, n_toke
     assert_sound(root)
 
 
+@pytest.mark.parametrize("way", ["truncate", "rewrite"])
+def test_what_only_the_last_of_a_line_had_in_common_leaves_no_file(root: Root, way: str) -> None:
+    parent, child = pair(root)
+    child.step([2] * 9)
+    last = child.fork("last")
+    child.close()
+    delete_workspace(root, child.place)  # its part of the history stays, as `last` needs it
+    if way == "truncate":
+        last.truncate(2)
+    else:
+        last.rewrite(2, [3] * 30)
+    assert_sound(root)
+    for memory in (last, parent):
+        memory.check()
+        memory.close()
+    assert_sound(root)
+
+
 def test_both_write_to_segments_of_their_own(root: Root) -> None:
     parent, child = pair(root)
     for i in range(6):
