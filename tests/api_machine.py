@@ -463,6 +463,7 @@ class ApiMachine(RuleBasedStateMachine):
         assert shared is None or shared.pool.n_bytes == 0
         self.engine.model.batches.clear()  # the fake model's own notes
         self.engine.model.writes.clear()
+        self.engine.call(lambda core: core.chat_template().seen.clear())
         self.taken.append(Memory.of(self.engine))
 
 

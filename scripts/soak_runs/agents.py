@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT / "tests" / "compat"))
 from servers import AGENT_FLAGS, Request, Server, in_here, our_server
 
 TURNS = ("01", "05", "10", "20", "29")
-N_SECOND = 3  # turns of the session in between
+N_SECOND = 2  # turns of the session in between
+RUNS = ((0, 1), (2,), (3, 4))  # turns of each server; between them it is ended and started again
 VIEW = 4096
 SLACK = 64  # tokens that may be evaluated again where an answer of the recording replaces ours
 N_ANSWER = 16
@@ -40,27 +41,22 @@ def run(model: Path) -> None:
         sys.exit("the recorded session is missing: KVMEM_TEST_DATA must name the folder that holds it")
     bodies = [json.loads((Path(data) / f"agentic_code_{turn}.json").read_text()) for turn in TURNS]
 
+    first, second = Session("first", bodies, []), Session("second", [_other(b) for b in bodies], [])
     with fast_folder() as folder:
-        first, second = Session("first", bodies, []), Session("second", [_other(b) for b in bodies], [])
-        with _served(model, folder) as server:
-            for i in range(len(TURNS)):
-                _turn(server, first, i)
-                _title(server, i)
-                if i < N_SECOND:
-                    _turn(server, second, i)
-                    _title(server, i)
-            _again(server, first)
-
-    with fast_folder() as folder:
-        session = Session("restarted", bodies, [])
-        for i in range(len(TURNS)):
+        for turns in RUNS:
             with _served(model, folder) as server:
-                _turn(server, session, i)
+                for i in turns:
+                    _turn(server, first, i)
+                    _title(server, i)
+                    if i < N_SECOND:
+                        _turn(server, second, i)
+                        _title(server, i)
+                _again(server, first, turns[-1])
 
 
 @contextmanager
 def _served(model: Path, folder: Path) -> Iterator[Server]:
-    flags = ["-c", str(VIEW), "--kv-unified", *in_here(AGENT_FLAGS)]
+    flags = ["-c", str(VIEW), "--kv-unified", "-ctk", "f16", "-ctv", "f16", *in_here(AGENT_FLAGS)]
     with our_server(model, folder, *flags) as server:
         server.client.timeout = PATIENCE
         yield server
@@ -89,11 +85,11 @@ def _turn(server: Server, session: Session, i: int) -> None:
     session.read = prompt
 
 
-def _again(server: Server, session: Session) -> None:
-    """The last turn once more: nothing is new."""
-    usage, _ = _answer(server, session.bodies[-1])
+def _again(server: Server, session: Session, i: int) -> None:
+    """A turn once more: nothing is new."""
+    usage, _ = _answer(server, session.bodies[i])
     n, n_cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
-    say(f"{session.name}, the last turn again: {n - n_cached:,} of {n:,} tokens evaluated")
+    say(f"{session.name}, turn {TURNS[i]} again: {n - n_cached:,} of {n:,} tokens evaluated")
     assert n - n_cached <= SLACK
 
 
