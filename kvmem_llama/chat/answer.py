@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from ..cli.messages import note
 from ..cli.output import TextPresenter, printable
 from ..memory.report import RecallReport, TextPiece
 from .look import Look
+from .recall_rows import recalled_rows
 
 if TYPE_CHECKING:
     from ..engine.answer_parser import MessageDelta
@@ -88,6 +90,11 @@ class ChatPresenter(TextPresenter):
     def end_line(self) -> None:
         self._shown = None
         self._writer.end()
+
+    def _print_recall(self, report: RecallReport) -> None:
+        self.close_bar()
+        for line in recalled_rows(report):
+            note(line)
 
     def _show(self, text: str, is_reasoning: bool) -> None:
         if self._to_terminal:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import InvalidOption, StoreFailed
+from ..errors import StoreFailed
+from .refusing import refused
 
 if TYPE_CHECKING:
     from ..conversation import Turn
@@ -19,9 +20,7 @@ def export(path: Path, title: str, system: str | None, turns: Sequence[Turn]) ->
     """Writes `turns` in the format that the name ends with. Raises InvalidOption or StoreFailed."""
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise InvalidOption(
-            "/export", str(path), "the name tells the format", hint=f"End it with {' or '.join(FORMATS)}."
-        )
+        raise refused(f"/export {path}", "the name tells the format", f"End it with {' or '.join(FORMATS)}.")
     text = markdown(title, system, turns) if suffix == ".md" else jsonl(system, turns)
     try:
         path.write_text(text, encoding="utf-8")

@@ -7,10 +7,11 @@ from typing import Final
 from ..cli.interrupts import SecondPress
 from ..cli.messages import note
 from ..errors import Cancelled, InvalidOption, KvmemError
+from .refusing import close_match, in_chat, refused
 from .screen import Terminated, unquoted
 from .session import Session, is_fatal
 from .table import BY_NAME
-from .workspace_commands import greeting
+from .workspace_commands import opening_lines
 
 HINT: Final = ("Ctrl-C stops an answer; Ctrl-D or Ctrl-C twice ends the chat.", "/help shows all commands.")
 
@@ -19,7 +20,7 @@ def run(session: Session) -> None:
     """Main thread only. Raises KeyboardInterrupt for a second Ctrl-C, and what ends the chat."""
     if session.screen.typed:
         session.note_stats()
-        session.say(greeting(session), *HINT)
+        session.say(*opening_lines(session), *HINT)
     with session.signals.installed():
         try:
             while not (session.ended or session.signals.terminated):
@@ -59,11 +60,15 @@ def _carry_out(session: Session, typed: str) -> None:
     name, _, argument = typed[1:].strip().partition(" ")
     command = BY_NAME.get(name)
     if command is None:
-        raise InvalidOption(
-            "command", f"/{name:.40}", "there is none of this name",
-            hint="See /help. A message that begins with / can be sent with a space before it.",
+        meant = close_match(name, BY_NAME)
+        raise refused(
+            f"unknown command /{name}", f"did you mean /{meant}?" if meant else "/help lists them",
+            "A message that begins with / can be sent with a space before it.",
         )  # fmt: skip
-    command.run(session, argument.strip())
+    try:
+        command.run(session, argument.strip())
+    except InvalidOption as error:
+        raise in_chat(error, name) from None
 
 
 def _next_message(session: Session) -> str | None:

@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Final
 
 from ..cli.inputs import Document, read_documents
 from ..cli.messages import warn
-from ..cli.recall_table import snippet
 from ..errors import InputError, InvalidOption
-from .toolbar import size, tokens_per_second
+from .refusing import refused
+from .stats_lines import stats_lines
 
 if TYPE_CHECKING:
     from .session import Session
 
 N_FOUND: Final = 10  # blocks that a search shows
 _WORD: Final = re.compile(r""" "([^"]*)" | '([^']*)' | \S+ """, re.VERBOSE)
-_NAMES: Final = {"n_orphans": "blocks_read_ahead"}  # of facts, where the field's does not tell
 _RANGE: Final = re.compile(r"(\d+)(?:\.\.|-)(\d+)")
 
 
 def read(session: Session, argument: str) -> None:
     if not argument:
-        raise InvalidOption(
-            "/read", "", "a file is needed", hint="For example /read notes.md or /read src/*.py."
-        )
+        raise refused("/read", "a file is needed", "For example /read notes.md or /read src/*.py.")
     files = _matching(argument)
     documents = read_documents(files, warn, stdin=False)
     if not documents:
@@ -59,12 +56,12 @@ def forget(session: Session, argument: str) -> None:
 
 
 def recall(session: Session, argument: str) -> None:
-    from ..cli.recall_table import found_lines, recall_lines
+    from .recall_rows import found_rows, recalled_rows
 
     if argument:
         found = session.seat.workspace.search(argument, N_FOUND)
         session.screen.say(
-            found_lines(found),
+            found_rows(found),
             "found",
             n_candidates=len(found.ranking.candidates),
             blocks=[dataclasses.asdict(block) for block in found.blocks],
@@ -72,28 +69,30 @@ def recall(session: Session, argument: str) -> None:
         return
     last = session.seat.last
     if last is None:
-        raise InputError(
-            "the last recall", "there is no answer yet", hint="Ask something, or use /recall QUERY."
-        )
+        why = "there is no answer yet"
+        if session.seat.workspace.turns():
+            why = "there is no answer since this workspace was opened or changed"
+        raise refused("/recall", why, "Ask something, or use /recall QUERY.")
     if not last.recalls:
         session.say("[everything fitted the view: nothing had to be recalled]")
     for report in last.recalls:
-        session.screen.say(recall_lines(report), "recall", **dataclasses.asdict(report))
+        session.screen.say(recalled_rows(report), "recall", **dataclasses.asdict(report))
 
 
 def why(session: Session, argument: str) -> None:
+    from .recall_rows import attended_rows
+    from .rows import wrapped
+
+    if not session.seat.workspace.turns():
+        raise refused("/why", "there is no answer yet", "Ask something first.")
     found = session.seat.workspace.attended()
     last = session.seat.last
     report = last.recalls[-1] if last is not None and last.recalls else None
-    whys = {block.start: block.why for block in report.blocks} if report is not None else {}
     share = f"{sum(block.mass for block in found):.0%}"
-    lines = [
+    lines = wrapped(
         f"{share} of the attention went to the blocks of the view, the rest to the answer's newest tokens"
-    ]
-    for block in found[:N_FOUND]:
-        tokens = f"{block.start}..{block.start + block.count - 1}"
-        text = snippet(block.text, 60)
-        lines.append(f"  {block.mass:>6.1%}  {tokens:>15}  {whys.get(block.start, ''):<8}  {text}")
+    )
+    lines += attended_rows(found[:N_FOUND], report)
     session.screen.say(lines, "attended", blocks=[dataclasses.asdict(block) for block in found])
 
 
@@ -103,32 +102,27 @@ def pin(session: Session, argument: str) -> None:
         session.say(*(f"  {start}..{end - 1}" for start, end in pins) if pins else ["[nothing is pinned]"])
         return
     start, end = _range("/pin", argument)
-    session.seat.workspace.pin(start, end)
+    try:
+        session.seat.workspace.pin(start, end)
+    except InvalidOption as error:
+        raise refused(f"/pin {argument}", error.why) from None
     session.note_stats()
     session.say(f"[pinned: tokens {start}..{end - 1}]")
 
 
 def unpin(session: Session, argument: str) -> None:
     start, end = _range("/unpin", argument)
-    session.seat.workspace.unpin(start, end)
+    try:
+        session.seat.workspace.unpin(start, end)
+    except InvalidOption as error:
+        raise refused(f"/unpin {argument}", error.why, "/pin lists the pins.") from None
     session.note_stats()
     session.say(f"[no longer pinned: tokens {start}..{end - 1}]")
 
 
 def stats(session: Session, argument: str) -> None:
     found = session.seat.workspace.stats()
-    lines = []
-    for name, value in dataclasses.asdict(found).items():
-        if name == "tiers":
-            lines += [_fact(key, item) for key, item in (value or {}).items()]
-        elif name != "pins" and value not in ("", None, {}):
-            lines.append(_fact(name, value))
-    last = session.seat.last
-    if last is not None:
-        lines.append("  of the last answer")
-        lines += [_fact(name, seconds) for name, seconds in last.timings.items()]
-        if (speed := tokens_per_second(last)) is not None:
-            lines.append(_fact("tokens_per_second", round(speed, 1)))
+    lines = stats_lines(found, session.seat.last)
     session.screen.say(lines, "stats", **dataclasses.asdict(found))
 
 
@@ -161,18 +155,8 @@ def _range(what: str, text: str) -> tuple[int, int]:
     """`320..351` -> 320, 352."""
     match = _RANGE.fullmatch(text.replace(" ", ""))
     if match is None:
-        raise InvalidOption(what, text, "must be the first and the last token, such as 320..351")
-    return int(match[1]), int(match[2]) + 1
-
-
-def _fact(name: str, value: object) -> str:
-    name = _NAMES.get(name, name)
-    if isinstance(value, dict):
-        value = ", ".join(f"{key} {round(n, 1):,g}" for key, n in value.items())
-    elif name.endswith("_bytes") and isinstance(value, int):
-        value = f"{value:,} ({size(value)})"
-    elif name.endswith(("_s", "_seconds")) and isinstance(value, float):
-        value = f"{value:.3f}"
-    elif type(value) is int:
-        value = f"{value:,}"
-    return f"  {name.replace('_', ' '):<22} {value}"
+        raise refused(f"{what} {text}".strip(), "the first and the last token are needed, such as 320..351")
+    first, last = int(match[1]), int(match[2])
+    if last < first:
+        raise refused(f"{what} {text}", f"the last token, {last:,}, comes before the first, {first:,}")
+    return first, last + 1

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ..errors import InvalidOption, WorkspaceExists, WorkspaceNotFound
+from ..errors import WorkspaceExists, WorkspaceNotFound
 from ..settings import Settings
+from .refusing import refused
 
 if TYPE_CHECKING:
     from ..memory.report import StepResult
@@ -71,7 +72,7 @@ class Seats:
     def remove(self, label: str) -> None:
         """Deletes a workspace for good. Raises InvalidOption for this one, WorkspaceNotFound, StoreLocked."""
         if label == self.now.label:
-            raise InvalidOption("/rm", label, "you are in it", hint="Go to another one first: /switch, /new.")
+            raise refused(f"/rm {label}", "you are in it", "Go to another one first: /switch, /new.")
         if label in self._waiting:
             self._waiting.pop(label).workspace.close()
             return

@@ -10,22 +10,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..cli.inputs import Document
-from ..errors import InputError, InvalidOption
+from ..errors import InvalidOption
 from ..option import Value
 from ..settings import BY_NAME as OPTIONS
 from ..settings import Option
 from .exporting import export
+from .refusing import close_match, refused
+from .rows import wrapped
 from .toolbar import counted
 
 if TYPE_CHECKING:
     from ..conversation import Turn
     from .session import Session
 
-KEYS: Final = """\
-  Enter sends the message, Alt-Enter begins a new line in it, \"\"\" at its start and its end too.
-  Ctrl-G opens the message in $EDITOR, Ctrl-R searches older ones, Tab completes, Ctrl-L clears the screen.
-  Ctrl-C stops an answer or a reading, twice within a second ends the chat, as Ctrl-D does."""
+KEYS: Final = (
+    'Enter sends the message, Alt-Enter begins a new line in it, """ at its start and its end too.',
+    "Ctrl-G opens the message in $EDITOR, Ctrl-R searches older ones, Tab completes,"
+    " Ctrl-L clears the screen.",
+    "Ctrl-C stops an answer or a reading, twice within a second ends the chat, as Ctrl-D does.",
+)
 
+VALUE_WIDTH: Final = 10  # of the column of /show
 LOOKS: Final = {"recall": "list the blocks of every recall", "markdown": "render Markdown"}
 _CODE: Final = re.compile(r"^ {0,3}(`{3,}|~{3,})[^\n]*\n(.*?)(?:^ {0,3}\1[`~]*\s*$|\Z)", re.M | re.S)
 _SWITCH: Final = {"on": True, "off": False}
@@ -39,12 +44,14 @@ def show_help(session: Session, argument: str) -> None:
 
     name = argument.removeprefix("/")
     if name and name not in BY_NAME:
-        raise InvalidOption("/help", argument, "there is no such command", hint="See /help.")
+        raise refused(f"/help {argument}", "there is no such command", "/help lists them.")
     rows = [BY_NAME[name]] if name else list(COMMANDS)
     width = max(len(f"{row.name} {row.arguments}") for row in COMMANDS) + 1
-    session.say(*(f"  {f'/{row.name} {row.arguments}':<{width}}  {row.help}" for row in rows))
+    rest = " " * (width + 4)
+    for row in rows:
+        session.say(*wrapped(row.help, f"  {f'/{row.name} {row.arguments}':<{width}}  ", rest))
     if not name:
-        session.say(KEYS)
+        session.say(*(line for key in KEYS for line in wrapped(key, "  ", "    ")))
 
 
 def leave(session: Session, argument: str) -> None:
@@ -55,7 +62,7 @@ def leave(session: Session, argument: str) -> None:
 
 
 def regenerate(session: Session, argument: str) -> None:
-    last = _last_turn(session)
+    last = _last_turn(session, "/regen", "no question to answer again")
     if _may_drop(session, [last]):
         _take_back(session, [last])
         if not session.ask(last.question, again=True):
@@ -63,10 +70,10 @@ def regenerate(session: Session, argument: str) -> None:
 
 
 def edit(session: Session, argument: str) -> None:
-    last = _last_turn(session)
+    last = _last_turn(session, "/edit", "nothing to edit")
     if not argument:
         if not session.screen.typed:
-            raise InvalidOption("/edit", "", "nobody can edit here", hint="Give the new text: /edit TEXT.")
+            raise refused("/edit", "nobody can edit here", "Give the new text: /edit TEXT.")
         session.prefill = f"/edit {last.question}"
         return
     if _may_drop(session, [last]):
@@ -79,9 +86,9 @@ def undo(session: Session, argument: str) -> None:
     n = _count(argument or "1", "/undo")
     turns = session.seat.workspace.turns()
     if not turns:
-        raise _nothing()
+        raise _nothing("/undo", "nothing to take back")
     if n > len(turns):
-        raise InvalidOption("/undo", n, f"there are {len(turns)} questions")
+        raise refused(f"/undo {n}", f"the conversation has {counted(len(turns), 'question')}")
     gone = turns[-n:]
     if _may_drop(session, gone):
         _take_back(session, gone)
@@ -137,13 +144,13 @@ def think(session: Session, argument: str) -> None:
 def copy(session: Session, argument: str) -> None:
     answer = session.last_answer()
     if not answer:
-        raise _nothing()
+        raise _nothing("/copy", "no answer")
     text, what = answer.strip(), "the answer"
     if argument:
         n = _count(argument, "/copy")
         blocks = [match[2] for match in _CODE.finditer(answer)]
         if n > len(blocks):
-            raise InvalidOption("/copy", n, f"the answer has {len(blocks)} blocks of code")
+            raise refused(f"/copy {n}", f"the answer has {counted(len(blocks), 'block')} of code")
         text, what = blocks[n - 1], f"block {n}"
     session.screen.copy(text)
     session.say(f"[copied {what}: {len(text):,} characters]")
@@ -151,7 +158,7 @@ def copy(session: Session, argument: str) -> None:
 
 def export_talk(session: Session, argument: str) -> None:
     if not argument:
-        raise InvalidOption("/export", "", "a file is needed", hint="For example /export talk.md.")
+        raise refused("/export", "a file is needed", "For example /export talk.md.")
     path = Path(os.path.expanduser(argument))
     turns = session.seat.workspace.turns()
     if os.path.exists(path) and not session.screen.confirm(f"Replace {path}?"):
@@ -172,43 +179,55 @@ def changeable() -> list[str]:
 
 
 def set_option(session: Session, argument: str) -> None:
-    name, _, value = argument.partition(" ")
-    name, value = _plain_name(name), value.strip()
+    if not argument:
+        raise refused(
+            "/set", "a name and a value are needed", "For example /set temp 0. /show lists the names."
+        )
+    typed, _, value = argument.partition(" ")
+    name, value = _known("/set", typed), value.strip()
     if name in LOOKS:
         setattr(session.look, name, _switch(f"/set {name}", value))
     else:
-        option = _option(name)
+        option = OPTIONS[name]
         if not _is_live(option):
-            raise InvalidOption(
-                f"/set {name}", value, "it is fixed when the chat begins",
-                hint=f"Start kvmem chat with {option.flags[0]}. /show lists what can be changed.",
+            raise refused(
+                f"/set {argument}", "it is fixed when the chat begins",
+                f"Start kvmem chat with {option.flags[0]}. /show lists what can be changed.",
             )  # fmt: skip
-        changed: dict[str, Any] = {name: option.parse(value)}
-        session.settings = replace(session.settings, **changed)
+        if not value and option.type is not str:
+            raise refused(f"/set {name}", "a value is needed", f"It is {_value(session, name)} now.")
+        try:
+            changed: dict[str, Any] = {name: option.parse(value)}
+            session.settings = replace(session.settings, **changed)
+        except InvalidOption as error:
+            raise refused(f"/set {argument}", error.why, f"/show {name} tells what it is.") from None
     session.say(f"{name} = {_value(session, name)}")
 
 
 def show_options(session: Session, argument: str) -> None:
-    names = [_plain_name(argument)] if argument else changeable()
+    names = [_known("/show", argument)] if argument else changeable()
+    width = max(len(name) for name in names)
     for name in names:
-        if name not in LOOKS:
-            _option(name)
-        help = LOOKS.get(name) or OPTIONS[name].help
-        session.say(f"  {name:<16} {_value(session, name)!s:<10} {help}")
+        help, value = LOOKS.get(name) or OPTIONS[name].help, str(_value(session, name))
+        below = (
+            [f"    {value}"] if len(value) > VALUE_WIDTH else []
+        )  # it would push its help out of the column
+        first = f"  {name:<{width}}  {'…' if below else value:<{VALUE_WIDTH}}  "
+        session.say(*wrapped(help, first, " " * len(first)), *below)
 
 
 # -- private
 
 
-def _last_turn(session: Session) -> Turn:
+def _last_turn(session: Session, command: str, missing: str) -> Turn:
     turns = session.seat.workspace.turns()
     if not turns:
-        raise _nothing()
+        raise _nothing(command, missing)
     return turns[-1]
 
 
-def _nothing() -> InputError:
-    return InputError("the last answer", "there is none yet", hint="Ask something first.")
+def _nothing(command: str, missing: str) -> InvalidOption:
+    return refused(command, f"there is {missing} yet", "Ask something first.")
 
 
 def _may_drop(session: Session, turns: Sequence[Turn]) -> bool:
@@ -241,10 +260,20 @@ def _plain_name(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
-def _option(name: str) -> Option:
-    if name not in OPTIONS:
-        raise InvalidOption("option", name, "there is none of this name", hint="See /show.")
-    return OPTIONS[name]
+def _known(command: str, typed: str) -> str:
+    """Name of the option that was typed as it is called here or as a flag of the command line."""
+    name = _plain_name(typed)
+    names = {_plain_name(flag): option.name for option in OPTIONS.values() for flag in option.flags}
+    names |= {known: known for known in (*OPTIONS, *LOOKS)}
+    if name not in names:
+        meant = close_match(name, names)
+        raise refused(
+            f"{command} {typed}",
+            "there is no option of this name",
+            f"Did you mean {names[meant]}? /show lists what can be changed." if meant
+            else "/show lists what can be changed.",
+        )  # fmt: skip
+    return names[name]
 
 
 def _is_live(option: Option) -> bool:
@@ -260,13 +289,13 @@ def _value(session: Session, name: str) -> Value:
 
 def _switch(what: str, value: str) -> bool:
     if value not in _SWITCH:
-        raise InvalidOption(what, value, "it is on or off")
+        raise refused(f"{what} {value}", "it is on or off")
     return _SWITCH[value]
 
 
 def _count(text: str, what: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise InvalidOption(what, text, "must be a number from 1 on")
+        raise refused(f"{what} {text}", "must be a number from 1 on")
     return int(text)
 
 

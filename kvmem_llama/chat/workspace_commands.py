@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidOption
+from .refusing import refused
+from .rows import wrapped
 from .toolbar import counted
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def new(session: Session, argument: str) -> None:
 
 def switch(session: Session, argument: str) -> None:
     if not argument:
-        raise InvalidOption("/switch", "", "a name is needed", hint="See /workspaces.")
+        raise refused("/switch", "a name is needed", "See /workspaces.")
     session.seats.switch(argument)
     _arrived(session)
 
@@ -40,13 +41,12 @@ def switch(session: Session, argument: str) -> None:
 def fork(session: Session, argument: str) -> None:
     name = _name(argument)
     if session.seat.durable and name is None:
-        raise InvalidOption("/fork", "", "a workspace that is kept needs a name", hint="Use /fork NAME.")
+        raise refused("/fork", "a fork of a workspace that is kept needs a name", "Use /fork NAME.")
     if not session.seat.durable and name is not None:
-        raise InvalidOption(
-            "/fork",
-            name,
-            "this workspace ends with the chat, so do its forks",
-            hint="Use /fork without a name.",
+        raise refused(
+            f"/fork {name}",
+            "this workspace ends with the chat, and so do its forks",
+            "Use /fork without a name. /new NAME, or kvmem chat -w NAME, begins a workspace that is kept.",
         )
     session.seats.fork(name)
     _arrived(session)
@@ -54,7 +54,7 @@ def fork(session: Session, argument: str) -> None:
 
 def remove(session: Session, argument: str) -> None:
     if not argument:
-        raise InvalidOption("/rm", "", "a name is needed", hint="See /workspaces.")
+        raise refused("/rm", "a name is needed", "See /workspaces.")
     if argument != session.seat.label and not session.screen.confirm(f"Delete the workspace {argument}?"):
         session.say("[nothing was deleted]")
         return
@@ -89,3 +89,21 @@ def greeting(session: Session) -> str:
     kept = "" if seat.durable else ", which ends with the chat"
     held = f"{n_tokens:,} tokens, {counted(n_turns, 'question')}" if n_tokens else "empty"
     return f"workspace {seat.label}{kept}: {held}"
+
+
+def opening_lines(session: Session) -> list[str]:
+    """Where the chat begins, and what whoever opens it would not guess."""
+    lines = [greeting(session)]
+    if not session.seat.durable:
+        lines.append("kvmem chat -w NAME begins one that is kept; so does /new NAME.")
+    stats = session.seat.stats
+    if stats is not None and stats.n_orphans:
+        n = counted(stats.n_orphans, "block")
+        lines += wrapped(
+            f"A step was interrupted: its question or text is not in the history. {n} of it had been read; "
+            "the same text goes on from there."
+        )
+    if session.pending:
+        names = ", ".join(document.source for document in session.pending)
+        lines += wrapped(f"Read with the first message: {names}")
+    return lines

@@ -14,7 +14,6 @@ import typer
 from .. import models
 from ..calibration import Calibration, dump, path_of
 from ..errors import Cancelled, InvalidOption
-from ..gguf_info import check_policy, read_model_info
 from ..settings import Settings
 from .messages import note
 
@@ -49,6 +48,8 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="replace the file if it is there")] = False,
 ) -> None:
     """Find out which attention heads of MODEL find text, and write it where every command looks for it."""
+    from ..gguf_info import check_policy, read_model_info
+
     path = models.resolve(model or settings.model, settings.cache_path, note)
     info = read_model_info(path)
     check_policy(info, "kvmem")

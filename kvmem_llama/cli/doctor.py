@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from ..errors import KvmemError, exit_code
-from ..settings import Settings
+from ..settings import BY_NAME, Settings
 from .grouped import number
 from .messages import note
 
@@ -58,6 +58,7 @@ def doctor(
         emit("doctor", **report)
     else:
         _print(report)
+        print(_verdict(report))
     if failures:
         raise typer.Exit(exit_code(failures[0]))
 
@@ -66,6 +67,14 @@ def _print(report: dict[str, Facts]) -> None:
     for name, facts in report.items():
         print(name)
         print_facts(facts, "  ")
+
+
+def _verdict(report: dict[str, Facts]) -> str:
+    """The last line: whether this can be used as it is."""
+    wrong = [name for name, facts in report.items() if facts.get("error")]
+    if wrong:
+        return f"not well: see {' and '.join(wrong)} above"
+    return "all is well: the libraries are there, and the plan for the model fits"
 
 
 def print_facts(facts: Facts, indent: str = "") -> None:
@@ -214,8 +223,10 @@ def _plan_facts(settings: Settings, failures: list[KvmemError]) -> Facts:
     if plan.refusal:
         facts |= {"error": plan.refusal, "hint": plan.advice}
         failures.append(DoesNotFit(plan.refusal, hint=plan.advice))
+    is_default = settings.n_ubatch == BY_NAME["n_ubatch"].default
+    batch_is = "the default (-ub 0: chosen for this machine)" if is_default else why["batch"]
     facts |= {"view_tokens": plan.n_view, "view_is": why["view"]}
-    facts |= {"batch_tokens": plan.n_ubatch, "batch_is": why["batch"]}
+    facts |= {"batch_tokens": plan.n_ubatch, "batch_is": batch_is}
     facts |= {"gpu_layers": plan.n_gpu_layers}
     if "gpu_layers" in why:
         facts["gpu_layers_are"] = why["gpu_layers"]

@@ -121,7 +121,7 @@ def _is_clustered(flag: str) -> bool:
 
 _LONG: Final = {flag: option.flags[-1] for option in OPTIONS for flag in option.flags if _is_clustered(flag)}
 _TAKES_VALUE: Final = frozenset(
-    ["-f", "--file", "-w", "--workspace"]
+    ["-f", "--file", "-q", "--question", "-w", "--workspace"]
     + [flag for option in OPTIONS if option.type is not bool for flag in option.flags]
 )
 

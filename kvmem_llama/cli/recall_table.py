@@ -70,7 +70,7 @@ def _block_line(block: RecalledBlock, width: int) -> str:
     text = snippet(block.text, width)
     ranks = found_by(block.channels, block.own)
     return (
-        f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {_why(block):<10}"
+        f"  {rank:>4}  {score:>7}  {tokens:>15}  {block.position:>7}  {why_text(block):<10}"
         f"  {block.tier:<6}  {block.age:>4}  {ranks:<24}  {text}"
     )
 
@@ -85,7 +85,7 @@ def found_by(ranks: Mapping[str, int], own: Mapping[str, int]) -> str:
     return ", ".join(parts) or "-"
 
 
-def _why(block: RecalledBlock) -> str:
+def why_text(block: RecalledBlock) -> str:
     """With marks for rows that were lost and computed again, rows that were taken over when the history was
     edited, blocks that only stay, and refreshed ones."""
     marks = "*" * block.recomputed + "+" * block.carried + "=" * block.held + "~" * block.refreshed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import InputError, StoreFailed
+from ..errors import StoreFailed, WorkspaceError
 
 if TYPE_CHECKING:
     from ..store.names import Place
@@ -71,18 +71,18 @@ def map_lines(blocks: Sequence[MapBlock]) -> Iterator[str]:
 
 
 def draw(path: Path, name: str, blocks: Sequence[MapBlock]) -> None:
-    """Writes the picture. Raises InputError without matplotlib or for another format, StoreFailed."""
+    """Writes the picture. Raises WorkspaceError without matplotlib or for another format, StoreFailed."""
     if path.suffix.lower() not in FORMATS:
         hint = f"End it with {' or '.join(FORMATS)}."
-        raise InputError(repr(str(path)), "the name tells the format", hint=hint)
+        raise WorkspaceError(f"{str(path)!r} is no name of a picture: it tells no format", hint=hint)
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise InputError(
-            "the picture", "matplotlib is not installed",
-            hint="Install it (pip install matplotlib), or leave the file out for a map in text.",
-        ) from None  # fmt: skip
+        raise WorkspaceError(
+            "a picture is drawn by matplotlib, which is not installed",
+            hint="Install it with `pip install matplotlib`, or leave the file out for a map in text.",
+        ) from None
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     counts, tiers = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))

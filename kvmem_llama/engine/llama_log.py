@@ -16,6 +16,7 @@ from typing import Any, Final
 from ..native.library import import_binding
 
 # enum ggml_log_level
+_DEBUG: Final = 1
 _WARN: Final = 3
 _ERROR: Final = 4
 _CONTINUED: Final = 5  # the text goes on from the last message
@@ -30,11 +31,11 @@ def _message(level: int, text: bytes | None, user_data: object) -> None:
     """Called by llama.cpp on any thread; an exception here would only be printed, so there must be none."""
     piece = (text or b"").decode("utf-8", errors="replace")
     with _lock:
-        if _state["shown"]:
-            sys.stderr.write(piece)
         if level != _CONTINUED:
             _pieces.clear()
             _state["level"] = level
+        if _state["shown"] and _state["level"] != _DEBUG:
+            sys.stderr.write(piece)
         _pieces.append(piece)
         if piece.endswith("\n"):
             line = "".join(_pieces).strip()
@@ -57,7 +58,8 @@ def _callback() -> Any:
 
 
 def show(shown: bool) -> None:
-    """Whether messages are copied to stderr from now on."""
+    """Whether messages are copied to stderr from now on; those for debugging llama.cpp never are: a graph has
+    hundreds of them."""
     _state["shown"] = shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .hub import HubName, pick_gguf, pull
 from .local import LocalModel, choice_file, choose, chosen, local_models, models_folder
-from .naming import BUILT_IN, find, resolve
+from .naming import BUILT_IN, check, find, resolve
 from .packaged import DEFAULT_MODEL, Notify, PackagedModel, WheelPart, fetch_packaged
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Notify",
     "PackagedModel",
     "WheelPart",
+    "check",
     "choice_file",
     "choose",
     "chosen",

@@ -47,6 +47,17 @@ def resolve(spec: str, cache: Path, notify: Notify | None = None) -> Path:
     return hub.pull(name, local.models_folder(), notify)
 
 
+def check(spec: str, cache: Path) -> None:
+    """Raises ModelNotFound for what is not here and is no name of something to fetch. Fetches nothing."""
+    is_named = spec in _DEFAULT or spec == BUILT_IN or _is_of_hub(spec)
+    if find(spec, cache) is None and not is_named:
+        raise ModelNotFound(spec, hint=_hint(spec, cache))
+
+
+def _is_of_hub(spec: str) -> bool:
+    return hub.HubName.parse(spec) is not None and not spec.startswith(".")
+
+
 def find(spec: str, cache: Path) -> Path | None:
     """As `resolve`, but nothing is fetched: None if it is not here.
 

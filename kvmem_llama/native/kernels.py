@@ -145,6 +145,20 @@ def load() -> Kernels:
     return Kernels(LIBRARY_PATH)
 
 
+def _missing(path: Path) -> KernelsMissing:
+    what = f"the library of scoring and restore loops is missing: {path}"
+    package = path.parents[1]
+    is_built = (path.parent / "patch_id.txt").is_file()  # what the build writes into every installed package
+    if is_built or not (package.parent / "pyproject.toml").is_file():
+        return KernelsMissing(what)
+    return KernelsMissing(
+        what,
+        hint=f"Python took {package.name} from the source tree {package.parent}, where nothing is built: the "
+        "working directory comes before what is installed. Run Python in another folder, or as `python -P` "
+        "(or with PYTHONSAFEPATH=1). If it is not installed yet: `pip install .` there.",
+    )
+
+
 class Kernels:
     """The loaded library. Every method may be called from any thread."""
 
@@ -152,7 +166,7 @@ class Kernels:
         """Raises KernelsMissing if there is no library at `path` or it is not of this version."""
         self._ffi: Any = declared(KERNELS_CDEF)
         if not path.is_file():
-            raise KernelsMissing(f"the library of scoring and restore loops is missing: {path}")
+            raise _missing(path)
         try:
             self._lib: Any = self._ffi.dlopen(str(path))
             abi = int(self._lib.kvmem_kernels_abi())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -27,6 +27,7 @@ from .errors import bad_request
 from .generation_settings import generation_settings
 from .schema import TRIGGERS, Generation, json_type
 
+MEMORY_KEYS: Final = ("workspace", "recall", "report")  # of the field `kvmem`
 WORKSPACE_HEADER: Final = "x-kvmem-workspace"
 _INSTRUCTS: Final = ("system", "developer")
 _NEXT_ROLES: Final = ("user", "tool")
@@ -249,6 +250,7 @@ class MemoryRequest:
         found = {} if found is None else found
         if not isinstance(found, dict):
             raise bad_request(f"Field 'kvmem': must be an object, but is {json_type(found)}")
+        _check_keys("kvmem", found, MEMORY_KEYS)
         name = found.get("workspace", header)
         if name is not None and not isinstance(name, str):
             raise bad_request(f"Field 'kvmem.workspace': must be a string, but is {json_type(name)}")
@@ -261,13 +263,20 @@ class MemoryRequest:
         )
 
 
+def _check_keys(field: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+    """A misspelled key would silently change nothing. Raises ApiError (400)."""
+    for key in found:
+        if key not in known:
+            raise bad_request(f"Field '{field}': unknown key '{key:.60}'; it can have {', '.join(known)}")
+
+
 def _recall(value: Any) -> RecallParams | None:
     if value is None:
         return None
     if not isinstance(value, dict):
         raise bad_request(f"Field 'kvmem.recall': must be an object, but is {json_type(value)}")
-    known = RecallParams.__dataclass_fields__
+    _check_keys("kvmem.recall", value, tuple(RecallParams.__dataclass_fields__))
     try:
-        return RecallParams(**{name: given for name, given in value.items() if name in known})
+        return RecallParams(**value)
     except (InvalidOption, TypeError) as error:
         raise bad_request(f"Field 'kvmem.recall': {error}") from None

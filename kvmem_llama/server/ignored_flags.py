@@ -56,8 +56,14 @@ def _rows() -> Iterator[tuple[Iterable[str], Ignored]]:
     yield ("--log-prefix", "--no-log-prefix"), Ignored("lines of the log have one form", silent=True)
     yield ("--log-jsonl", "--no-log-jsonl"), Ignored("lines of the log have one form")
     yield ("--keep",), Ignored("nothing is dropped from a history; --n-sink stays in view", takes_value=True)
-    yield ("--embedding", "--embeddings"), Ignored("embeddings are not supported")
-    yield ("--rerank", "--reranking"), Ignored("reranking is not supported")
+    yield (
+        ("--embedding", "--embeddings"),
+        Ignored("embeddings are not supported, and requests for them are refused with or without it"),
+    )
+    yield (
+        ("--rerank", "--reranking"),
+        Ignored("reranking is not supported, and requests for it are refused with or without it"),
+    )
     yield ("--pooling",), Ignored("embeddings are not supported", takes_value=True)
     yield (
         ("-mm", "--mmproj", "-mmu", "--mmproj-url"),

@@ -13,6 +13,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from .. import models
 from ..errors import InvalidOption
 from .app import create_app
 from .flags import ServerOptions
@@ -26,6 +27,7 @@ def run(state: ServerState) -> None:
 
     Raises InvalidOption for an address that cannot be used, and what kept the model from being loaded.
     """
+    models.check(state.settings.model, state.settings.cache_path)
     open_log(state.options)
     sockets = bind(state.options.hosts, state.options.port)
     failures: list[BaseException] = []

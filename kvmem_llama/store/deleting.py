@@ -12,7 +12,7 @@ from .family import Family
 from .head import Head
 from .lineage import delete, lineages
 from .location import Location
-from .lock import lock_workspace
+from .lock import CLOSE_FIRST, lock_workspace
 from .names import Place
 from .root import Root
 from .segment import SegmentRow
@@ -34,7 +34,7 @@ def delete_workspace(root: Root, place: Place) -> None:
             row = rows.get(place.workspace)
             if row is None:
                 raise WorkspaceNotFound(place.workspace)
-            lock = lock_workspace(root.files, family.paths.locks, row.id, row.name)
+            lock = lock_workspace(root.files, family.paths.locks, row.id, row.name, hint=CLOSE_FIRST)
             try:
                 if len(rows) > 1:
                     _delete_one(family, place.workspace)

@@ -15,6 +15,7 @@ from .files import Files
 from .small_files import is_missing, read_file, remove_if_there
 
 _GLANCE: Final = 0.25  # seconds; somebody may only look whether it is locked
+CLOSE_FIRST: Final = "Close it there first."  # to do what nobody can do to a workspace that is in use
 _WAIT: Final = 60.0  # seconds; what is done under a lock that is waited for takes milliseconds
 
 
@@ -100,16 +101,17 @@ def wait_lock(files: Files, path: Path, seconds: float = _WAIT) -> Lock:
         pause = min(pause * 2, 0.02)
 
 
-def lock_workspace(files: Files, folder: Path, workspace: str, name: str) -> Lock:
+def lock_workspace(files: Files, folder: Path, workspace: str, name: str, *, hint: str = "") -> Lock:
     """The right to write to one workspace; the file's content names the holder.
 
-    folder: of the locks. workspace: its id. name: for messages. Raises StoreLocked or StoreFailed.
+    folder: of the locks. workspace: its id. name: for messages. hint: what to do if somebody else has it;
+    empty: that it can be opened read-only. Raises StoreLocked or StoreFailed.
     """
     path = folder / f"{workspace}.lock"
     give_up = time.monotonic() + _GLANCE
     while (lock := try_lock(files, path)) is None:
         if time.monotonic() > give_up:
-            raise StoreLocked(name, holder_of(files, path))
+            raise StoreLocked(name, holder_of(files, path), hint=hint)
         time.sleep(0.01)
     note = {"pid": os.getpid(), "host": socket.gethostname(), "time": int(time.time())}
     try:

@@ -18,7 +18,7 @@ from .family import Family
 from .family_disk import open_disk
 from .index_file import NO_ROW
 from .location import Location
-from .lock import lock_workspace
+from .lock import CLOSE_FIRST, lock_workspace
 from .recounting import mend_count, mend_workspaces, recounted
 from .root import Root
 from .rows import (
@@ -95,7 +95,8 @@ def _all_locked(root: Root, family: Family) -> Iterator[None]:
         with family.catalog.snapshot() as db:
             names = [(str(values[0]), str(values[1])) for values in WORKSPACES.raw(db)]
         for id, name in names:
-            stack.enter_context(lock_workspace(root.files, family.paths.locks, id, name))
+            locks = family.paths.locks
+            stack.enter_context(lock_workspace(root.files, locks, id, name, hint=CLOSE_FIRST))
         yield
 
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_engine import Script, recall_report
+from fake_engine import FakeEngine, Script, recall_report
+from rich.cells import cell_len
 
 from kvmem_llama import errors
-from kvmem_llama.chat.memory_commands import _fact
+from kvmem_llama.chat.look import Look
+from kvmem_llama.chat.seats import Seats
+from kvmem_llama.chat.session import Session
+from kvmem_llama.chat.stats_lines import stats_lines
 from kvmem_llama.chat.table import COMMANDS
+from kvmem_llama.chat.workspace_commands import opening_lines
+from kvmem_llama.cli.inputs import Document
+from kvmem_llama.memory.positions import TokenPos
+from kvmem_llama.policies.policy import MemoryStats
+from kvmem_llama.settings import Settings
+from kvmem_llama.store.tiered import TierStats
 
 Run = Callable[..., Any]
 
@@ -45,7 +57,18 @@ def test_every_command_is_explained_by_help(chat: Run) -> None:
 def test_an_unknown_command_is_an_error_and_is_never_sent(chat: Run, script: Script) -> None:
     done = chat("/frobnicate now", "/help nonsense", "/")
     assert done.code == 2 and script.asked == []
-    assert done.err.count("error: ") == 3 and "/frobnicate" in done.err
+    assert done.err.count("error: ") == 3
+    assert "error: unknown command /frobnicate: /help lists them\n" in done.err
+    assert "error: unknown command /recal: did you mean /recall?\n" in chat("/recal").err
+
+
+def test_no_hint_names_the_help_of_the_command_line(chat: Run) -> None:
+    wrong = ("/pin abc", "/pin 5..99", "/set n_predict abc", "/set temp", "/set", "/set x 1", "/set n -9")
+    done = chat("one", *wrong, "/undo x", "/copy 9", "/think maybe", "/switch", "/unpin 1..2", "/show y")
+    assert done.err.count("error: ") == len(wrong) + 6
+    assert "--help" not in done.err and "-n =" not in done.err
+    assert "error: /set n_predict abc: must be a whole number\n/show n_predict tells" in done.err
+    assert "See /help pin." in done.err and "error: /set temp: a value is needed\nIt is 0.8 now." in done.err
 
 
 def test_a_message_that_is_no_command_may_begin_with_a_slash_after_a_quote_or_a_space(
@@ -84,7 +107,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_undo_takes_turns_back(chat: Run, tmp_path: Path) -> None:
     done = chat("one", "two", "three", "/undo 2", "/export left.jsonl", "/undo", "/undo", "/undo 0")
     assert [m["content"] for m in messages(tmp_path / "left.jsonl")] == ["one", "The key is under the mat."]
-    assert "[taken back: two, and 1 after it]" in done.err and "there is none yet" in done.err
+    assert "[taken back: two, and 1 after it]" in done.err and "nothing to take back yet" in done.err
     assert chat("one", "/undo 2").code == 2
 
 
@@ -106,6 +129,7 @@ def test_edit_replaces_the_last_message(chat: Run, script: Script, tmp_path: Pat
     assert asked(script) == ["one", "two"]
     assert [m["content"] for m in messages(tmp_path / "left.jsonl")] == ["two", "The key is under the mat."]
     assert "/edit TEXT" in done.err  # nobody can edit in a pipe
+    assert "error: /edit: there is nothing to edit yet\n" in chat("/edit").err
 
 
 def test_texts_that_were_read_later_are_not_lost_unasked(chat: Run, script: Script, tmp_path: Path) -> None:
@@ -147,7 +171,7 @@ def test_reasoning_is_left_out_of_a_pipe_unless_it_is_wanted(chat: Run, script: 
 
 
 def test_copy_needs_a_terminal(chat: Run, script: Script) -> None:
-    assert "there is none yet" in chat("/copy").err
+    assert "there is no answer yet" in chat("/copy").err
     done = chat("one", "/copy", "/copy 2")
     assert "this terminal has none" in done.err and "0 blocks of code" in done.err
 
@@ -174,8 +198,9 @@ def test_export_says_what_it_leaves_out(chat: Run, tmp_path: Path) -> None:
 
 
 def test_sizes_of_an_index_are_rounded() -> None:
-    shown = _fact("index_bytes_per_token", {"heads": 144.0, "lexical": 6.0731})
-    assert shown.split("  ")[-1].strip() == "heads 144, lexical 6.1"
+    per_token = {"heads": 144.0, "lexical": 6.0731}
+    stats = MemoryStats("kvmem", 9, 512, 9, 0, 9, index_bytes=2048, index_bytes_per_token=per_token)
+    assert "2.0K; bytes a token: heads 144, lexical 6.1" in "\n".join(stats_lines(stats, None))
 
 
 def test_export_replaces_no_file_unasked_and_reports_what_fails(chat: Run, tmp_path: Path) -> None:
@@ -202,7 +227,7 @@ def test_a_fork_has_the_history_and_is_a_workspace_of_its_own(chat: Run, tmp_pat
     done = chat("one", "/fork", "two", "/export fork.jsonl", "/switch unnamed", "/export it.jsonl", "/fork x")
     assert [m["content"] for m in messages(tmp_path / "fork.jsonl")][::2] == ["one", "two"]
     assert [m["content"] for m in messages(tmp_path / "it.jsonl")][::2] == ["one"]
-    assert "Use /fork without a name" in done.err
+    assert "Use /fork without a name" in done.err and "kvmem chat -w NAME" in done.err
 
 
 def test_the_current_workspace_is_not_deleted_and_others_not_unasked(chat: Run, script: Script) -> None:
@@ -264,12 +289,37 @@ def test_recall_shows_the_last_recall_or_what_a_query_finds(chat: Run, script: S
 def test_why_shows_what_the_last_answer_attended_to(chat: Run, script: Script) -> None:
     script.reports = [recall_report()]
     done = chat("/why", "one", "/why")
-    assert "something was read since" in done.err
-    assert done.err.splitlines()[-3:] == [
+    assert "error: /why: there is no answer yet\n" in done.err
+    assert done.err.splitlines()[-4:] == [
         "75% of the attention went to the blocks of the view, the rest to the answer's newest tokens",
-        "   50.0%         320..351  selected  the key is under",
-        "   25.0%            0..31  sink      You are",
+        "  share    tokens  why       text",
+        "  50.0%  320..351  selected  the key is under",
+        "  25.0%     0..31  sink      You are",
     ]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 200])
+def test_no_row_is_wider_than_the_terminal(
+    chat: Run, script: Script, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    report = recall_report()
+    wide = replace(report.blocks[1], text="鍵はマットの下" * 40, channels={"mean_k": 12, "lexical": 345})
+    script.reports = [replace(report, blocks=(report.blocks[0], wide))]
+    commands = ("/help", "/recall", "/recall key", "/why", "/stats", *(("/show",) if columns >= 80 else ()))
+    lines = chat("one", *commands).err.splitlines()
+    assert max(cell_len(line) for line in lines) < columns
+    assert any("鍵は" in line and "…" in line for line in lines)
+
+
+def test_the_best_blocks_of_a_recall_come_first_and_the_rest_is_counted(chat: Run, script: Script) -> None:
+    report = recall_report()
+    ranked = [replace(report.blocks[1], start=TokenPos(32 * n), rank=41 - n) for n in range(1, 41)]
+    script.reports = [replace(report, blocks=(report.blocks[0], *ranked))]
+    rows = chat("one", "/recall").err.splitlines()
+    head = next(i for i, row in enumerate(rows) if row.startswith("  rank"))
+    assert [row.split()[0] for row in rows[head + 1 : -1]] == [str(n) for n in range(1, 21)]
+    assert rows[-1] == "  and 21 more of the view"
 
 
 def test_show_recall_lists_the_blocks_of_every_answer(chat: Run, script: Script) -> None:
@@ -287,15 +337,32 @@ def test_pins_are_set_listed_and_taken_back(chat: Run) -> None:
         "[no longer pinned: tokens 0..3]", "  2..4",
     ]  # fmt: skip
     assert "no such pin" in done.err and "the history holds 7 tokens" in done.err
+    assert "error: /pin 5..99: the history holds 7 tokens\n" in done.err
     assert "320..351" in chat("/pin here").err
+    backwards = chat("one", "/pin 9..5", "/unpin 6-1").err
+    assert "error: /pin 9..5: the last token, 5, comes before the first, 9\nSee /help pin.\n" in backwards
+    assert "error: /unpin 6-1: the last token, 1, comes before the first, 6\n" in backwards
 
 
 def test_stats_tell_of_memory_and_the_last_answer(chat: Run) -> None:
     done = chat("one", "/stats")
     facts = dict(re.findall(r"^  (\S.*?)  +(.*)$", done.err, re.MULTILINE))
-    assert (facts["n tokens"], facts["store bytes"], facts["read s"]) == ("7", "8,388,608 (8.0M)", "0.500")
-    assert facts["blocks read ahead"] == "0" and not {"hint", "score", "n orphans"} & set(facts)
+    assert facts["tokens"] == "7 in 8 blocks" and facts["tokens in view"] == "7 of at most 512"
+    assert (facts["stored, with forks"], facts["reading"]) == ("8 blocks, 8.0M", "0.500 s")
+    assert not {"read ahead", "pinned", "answering"} & set(facts)  # nothing to tell
     assert not [line for line in done.err.splitlines() if line.endswith(" ")]
+
+
+def test_stats_use_no_name_twice_and_none_of_the_programs(chat: Run) -> None:
+    tiers = TierStats(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0.5, 12, True)
+    stats = MemoryStats(
+        "kvmem", 9, 512, 9, 1, 9, n_orphans=1, n_without_rows=1, n_recomputed=1, tiers=tiers, pins=((0, 2),),
+        score="words", hint="Calibrate.",
+    )  # fmt: skip
+    lines = stats_lines(stats, None)
+    names = re.findall(r"^  (\S.*?)  ", "\n".join(lines), re.MULTILINE)
+    assert len(names) == len(set(names)) and not [name for name in names if name.startswith(("n ", "is "))]
+    assert lines[-1] == "Calibrate."
 
 
 # -- options
@@ -309,6 +376,31 @@ def test_sampling_can_be_changed_and_the_rest_is_refused(chat: Run, script: Scri
     assert (sampling.temp, sampling.top_k) == (0.0, 5)
     assert done.err.splitlines()[:2] == ["temp = 0.0", "top_k = 5"]
     assert "Start kvmem chat with -c" in done.err and done.err.count("error: ") == 4
+    aliases = chat("/set temperature 0", "/set n 5", "/set --predict 6", "/set temprature 1", "/show typical")
+    assert aliases.err.splitlines()[:3] == ["temp = 0.0", "n_predict = 5", "n_predict = 6"]
+    assert "Did you mean temp?" in aliases.err and "\n  typical_p  1.0 " in aliases.err
+
+
+def test_the_columns_of_show_are_aligned(chat: Run) -> None:
+    rows = [line for line in chat("/show").err.splitlines() if re.match(r"  \S", line)]
+    at = {re.match(r"  \S+ +", row).end() for row in rows}  # type: ignore[union-attr]
+    assert len(at) == 1
+
+
+# -- the greeting
+
+
+def test_the_greeting_tells_of_texts_that_wait_and_of_a_step_that_was_interrupted() -> None:
+    engine = FakeEngine(Script())
+    seats = Seats(engine, Settings(), engine.workspace())  # type: ignore[arg-type]
+    screen: Any = SimpleNamespace(typed=False, leave=lambda: None)
+    session = Session(Settings(), seats, screen, Look(), [Document("a.txt", "A"), Document("b.txt", "B")])
+    first, kept, waits = opening_lines(session)
+    assert first == "workspace unnamed, which ends with the chat: empty" and "kvmem chat -w NAME" in kept
+    assert waits == "Read with the first message: a.txt, b.txt"
+    session.pending = []
+    seats.now.stats = replace(seats.now.workspace.stats(), n_orphans=3)
+    assert "its question or text is not in the history. 3 blocks" in " ".join(opening_lines(session))
 
 
 def test_show_lists_what_can_be_changed_or_tells_one_option(chat: Run) -> None:

@@ -82,7 +82,8 @@ def test_a_chat_shows_the_answer_the_state_of_memory_and_ends_with_ctrl_d(
 ) -> None:
     terminal = start(recalls=True)
     text = terminal.wait_for(READY)
-    assert text.startswith("workspace unnamed, which ends with the chat: empty\nCtrl-C stops an answer")
+    assert text.startswith("workspace unnamed, which ends with the chat: empty\nkvmem chat -w NAME begins")
+    assert "\nCtrl-C stops an answer" in text
     terminal.type("where is the key?\r")
     text = shows(terminal, "· 10 tokens ·")
     assert f"> where is the key?\n{ANSWER}\n> {READY}" in text
@@ -105,7 +106,7 @@ def test_keys_complete_search_the_past_and_make_lines(start: Start, tmp_path: Pa
     terminal.type("/sta" + TAB)
     terminal.wait_for("> /stats")
     terminal.type("\r")
-    shows(terminal, "n resident")
+    shows(terminal, "tokens in view")
     terminal.type(f"/read {tmp_path}/not{TAB}")
     terminal.wait_for("notes one.txt")
     terminal.type("\r")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,6 +48,10 @@ def test_doctor_shows_what_was_built_and_the_memory_plan(run_kvmem: Run, tmp_pat
     assert report["memory"]["index_bytes_per_token"] == 2 * 2 * 64 * 2 / 32
     text = run_kvmem("doctor", "-m", str(model), "-c", "512").out
     assert "patch id" in text and "trained window tokens      2,048" in text
+    assert text.splitlines()[-1] == "all is well: the libraries are there, and the plan for the model fits"
+    assert "the default (-ub 0: chosen for this machine)" in text
+    text = run_kvmem("doctor", "-m", str(model), "-ub", "64").out
+    assert re.search(r"^  batch is +as given$", text, re.MULTILINE)
 
 
 @pytest.mark.usefixtures("built")
@@ -99,7 +104,8 @@ def test_doctor_refuses_what_does_not_fit_with_numbers_and_what_does(
     assert "of RAM (" in plan["error"] and f"These fit: -c {view};" in plan["hint"]
     again = run_kvmem("doctor", "-m", str(model), *plan["hint"].split(":")[1].split(";")[0].split())
     assert again.code == 0
-    assert f"These fit: -c {view}" in run_kvmem("doctor", "-m", str(model), "-c", "65536").out
+    text = run_kvmem("doctor", "-m", str(model), "-c", "65536").out
+    assert f"These fit: -c {view}" in text and text.splitlines()[-1] == "not well: see plan above"
 
 
 def test_what_a_plan_warns_of_is_said_before_the_answer(

@@ -67,6 +67,20 @@ def test_fork_rename_and_delete(run_kvmem: Run, root: Root) -> None:
     assert names(run_kvmem) == {"branch": 22}
 
 
+@pytest.mark.parametrize(
+    "command", ["rm used", "fork used other", "export used x.kvmem", "compact used", "verify used --repair"]
+)
+def test_what_is_in_use_is_to_be_closed_first(
+    run_kvmem: Run, root: Root, tmp_path: Path, command: str
+) -> None:
+    words = command.replace("x.kvmem", str(tmp_path / "x.kvmem")).split()
+    memory = make_memory(root, "used", 22)
+    done = run_kvmem("workspace", *words)
+    memory.close()
+    assert done.code == 7 and "in use by this process" in done.err
+    assert done.err.endswith("Close it there first.\n")
+
+
 def test_verify_tells_of_damage_with_its_exit_code(run_kvmem: Run, root: Root) -> None:
     assert run_kvmem("workspace", "verify", "notes").code == 0
     family = root.find("notes").family

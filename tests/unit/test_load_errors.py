@@ -70,6 +70,18 @@ def test_lines_come_in_pieces_and_only_warnings_and_errors_are_kept(
     assert capsys.readouterr().err == "seen\n"
 
 
+def test_lines_for_debugging_llama_cpp_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    llama_log.show(True)
+    try:
+        log(1, "input tensor 'kvmem_rows' ")
+        llama_log._message(5, b"is used by node\n", None)
+        log(2, "layers: ")
+        llama_log._message(5, b"30\n", None)
+    finally:
+        llama_log.show(False)
+    assert capsys.readouterr().err == "layers: 30\n"
+
+
 def test_cells_are_views_with_slack_rounded_up() -> None:
     model = cast(Any, SimpleNamespace(n_ctx_train=8192))
     assert view_size(Settings(), model) == 8192

@@ -12,6 +12,7 @@ from kvmem_llama.errors import InvalidOption, ModelCorrupt, ModelNotFound
 from kvmem_llama.models import (
     PackagedModel,
     WheelPart,
+    check,
     choice_file,
     choose,
     chosen,
@@ -143,6 +144,14 @@ def test_a_missing_file_is_said(spec: str, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no such file") as e:
         resolve(spec, tmp_path)
     assert spec in str(e.value) and "hub" not in str(e.value)
+    with pytest.raises(ModelNotFound, match="no such file") as e:
+        check(spec, tmp_path)
+    assert spec in str(e.value)
+
+
+def test_what_could_be_fetched_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    for spec in ("", "default", "built-in", "owner/name", "owner/name:Q4_0"):
+        check(spec, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,17 @@ def test_the_binding_declares_what_the_header_declares() -> None:
     assert f"#define KVMEM_KERNELS_ABI {kernels_cdef.KERNELS_ABI}\n" in text
 
 
+def test_a_source_tree_without_a_build_is_told_from_a_broken_package(tmp_path: Path) -> None:
+    path = tmp_path / "kvmem_llama" / "_lib" / "libkvmem_kernels.so"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").touch()
+    with pytest.raises(KernelsMissing, match="another folder, or as `python -P`"):
+        kernels.Kernels(path)
+    (path.parent / "patch_id.txt").touch()
+    with pytest.raises(KernelsMissing, match="Reinstall"):
+        kernels.Kernels(path)
+
+
 def test_a_missing_or_foreign_library_is_named(tmp_path: Path) -> None:
     with pytest.raises(KernelsMissing, match="missing"):
         kernels.Kernels(tmp_path / "nothing.so")

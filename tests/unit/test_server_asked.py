@@ -29,7 +29,7 @@ def test_a_workspace_is_named_in_the_body_or_in_a_header() -> None:
 
 
 def test_what_is_recalled_may_be_chosen_for_one_request() -> None:
-    body = {"kvmem": {"recall": {"query_long": "newest", "refresh": 64, "unknown": 1}, "report": True}}
+    body = {"kvmem": {"recall": {"query_long": "newest", "refresh": 64}, "report": True}}
     found = MemoryRequest.of(body, None, "")
     assert found.recall == RecallParams(query_long="newest", refresh=64)
     assert found.report
@@ -44,6 +44,22 @@ def test_what_makes_no_sense_is_refused(value: Any) -> None:
         MemoryRequest.of({"kvmem": value}, None, "")
     assert caught.value.code == 400
     assert "kvmem" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"reprot": True}, "Field 'kvmem': unknown key 'reprot'; it can have workspace, recall, report"),
+        (
+            {"recall": {"scanlimit": 0}},
+            "Field 'kvmem.recall': unknown key 'scanlimit'; it can have query_long,",
+        ),
+    ],
+)
+def test_a_misspelled_key_is_refused_with_those_there_are(value: Any, said: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        MemoryRequest.of({"kvmem": value}, None, "")
+    assert caught.value.code == 400 and caught.value.message.startswith(said)
 
 
 def test_the_workspace_of_another_key_cannot_be_named() -> None:

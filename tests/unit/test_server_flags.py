@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from kvmem_llama.errors import InputError, InvalidOption
+from kvmem_llama.errors import InputError, InvalidOption, ModelNotFound
 from kvmem_llama.server.flags import LLAMA_ENV, N_PARALLEL, SERVER_OPTIONS, Parsed, help_text, parse
 from kvmem_llama.server.ignored_flags import IGNORED
+from kvmem_llama.server.running import run
 from kvmem_llama.settings import BY_NAME, OPTIONS
 
 LLAMA_SERVER = """-m x.gguf -c 4096 -n 64 -b 2048 -ub 512 -ngl 99 -t 4 -tb 4 -np 2 -ctk q8_0 -ctv q8_0 -fa on
@@ -59,7 +62,7 @@ def test_the_context_is_shared_by_the_slots_that_were_asked_for() -> None:
         ("--frobnicate -1", "unknown option '--frobnicate -1' is ignored"),
         ("stray", "'stray' is ignored: it belongs to no option"),
         ("--cache-ram 100", "--cache-ram changes nothing here: prompts are kept in workspaces"),
-        ("--embeddings", "--embeddings changes nothing here: embeddings are not supported"),
+        ("--embeddings", "--embeddings changes nothing here: embeddings are not supported, and requests"),
     ],
 )
 def test_what_is_not_known_is_a_warning(line: str, warning: str) -> None:
@@ -67,6 +70,16 @@ def test_what_is_not_known_is_a_warning(line: str, warning: str) -> None:
     assert len(found.warnings) == 1
     assert found.warnings[0].startswith(warning)
     assert found.options.port == 7000
+
+
+def test_a_missing_model_is_told_before_an_address_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvmem_llama.server.running.bind", lambda *_: pytest.fail("an address was taken"))
+    found = parsed(f"-m {tmp_path / 'none.gguf'}")
+    state = SimpleNamespace(settings=found.settings, options=found.options)
+    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
+        run(cast(Any, state))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def test_what_cannot_be_drawn_is_refused(
     assert run_kvmem("workspace", "map", "notes", str(tmp_path / "a.txt")).code == 7
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = run_kvmem("workspace", "map", "notes", str(tmp_path / "a.svg"))
-    assert done.code == 7 and "matplotlib" in done.err
+    assert done.code == 7 and "matplotlib, which is not installed" in done.err
+    assert "pip install matplotlib" in done.err and "cannot read" not in done.err
 
 
 def test_a_drawn_picture_is_a_picture(run_kvmem: Run, stored: None, tmp_path: Path) -> None:
