@@ -31,7 +31,7 @@ def run(scale: float = 1.0) -> None:
         ends: Counter[str] = kind.ends
         say(", ".join(f"{name} {n}" for name, n in ends.most_common()))
         warm, last = rss[len(rss) // 4 : len(rss) // 2], rss[-len(rss) // 4 :]
-        # Hypothesis keeps something of each run, and Python's table of interned strings grows: 3% by themselves.
+        # Hypothesis keeps something of each run, and the table of interned strings grows: 3% by themselves.
         assert np.median(last) <= 1.05 * np.median(warm), rss
         assert kind.taken[-1] == kind.taken[1], kind.taken[-1]
 
