@@ -22,7 +22,7 @@ N_SECOND = 2  # turns of the session in between
 RUNS = ((0, 1), (2,), (3, 4))  # turns of each server; between them it is ended and started again
 VIEW = 4096
 SLACK = 64  # tokens that may be evaluated again where an answer of the recording replaces ours
-N_QUERY = 256  # tokens: more than the last message of any turn; an answer that is asked for again evaluates them
+N_QUERY = 256  # tokens: more than the last message of any turn, which is evaluated for every answer
 N_ANSWER = 16
 PATIENCE = 600.0  # seconds for the next line of a stream
 
