@@ -224,7 +224,7 @@ def _plan_facts(settings: Settings, failures: list[KvmemError]) -> Facts:
         facts |= {"error": plan.refusal, "hint": plan.advice}
         failures.append(DoesNotFit(plan.refusal, hint=plan.advice))
     is_default = settings.n_ubatch == BY_NAME["n_ubatch"].default
-    batch_is = "the default (-ub 0: chosen for this machine)" if is_default else why["batch"]
+    batch_is = "the default; -ub 0 would choose it for this machine" if is_default else why["batch"]
     facts |= {"view_tokens": plan.n_view, "view_is": why["view"]}
     facts |= {"batch_tokens": plan.n_ubatch, "batch_is": batch_is}
     facts |= {"gpu_layers": plan.n_gpu_layers}

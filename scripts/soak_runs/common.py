@@ -26,7 +26,7 @@ def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-def scaled(n: int, scale: float) -> int:
+def scaled(n: float, scale: float) -> int:
     """`n` of a full run, at least 1."""
     return max(round(n * scale), 1)
 

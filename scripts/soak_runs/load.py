@@ -55,7 +55,7 @@ class Round:
 def run(model: Path, stock: Path | None = None, scale: float = 1.0) -> None:
     """stock: a stock llama-server; without one nothing is compared with it."""
     _right_answers(model, scaled(N_REQUESTS, scale))
-    _speed(model, stock or STOCK, scaled(N_REQUESTS, scale) // 4)
+    _speed(model, stock or STOCK, scaled(N_REQUESTS / 4, scale))
 
 
 def _right_answers(model: Path, n: int) -> None:
@@ -66,7 +66,7 @@ def _right_answers(model: Path, n: int) -> None:
         alone = [_text(server, prompt) for prompt in prompts]
         memory: list[int] = []
         for part in range(2):
-            found = _load(server, prompts, alone, n // 2, part, cached=True)
+            found = _load(server, prompts, alone, max(n // 2, 1), part, cached=True)
             _say("exact", found)
             assert not found.wrong, found.wrong[:5]
             _assert_idle(server)
@@ -197,9 +197,14 @@ def _behind_a_long_one(server: Server) -> None:
                 if line.startswith("data: {") and (p := json.loads(line[6:]).get("prompt_progress")):
                     n_batch.append(p["processed"])
                     times.append(time.monotonic())
-        done.set()
 
-    thread = threading.Thread(target=read)
+    def read_to_the_end() -> None:
+        try:
+            read()
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=read_to_the_end)
     thread.start()
     waits: list[float] = []
     while not done.is_set() and len(waits) < N_SHORT:
@@ -209,6 +214,9 @@ def _behind_a_long_one(server: Server) -> None:
             waits.append(time.monotonic() - began)
         time.sleep(0.5)
     thread.join()
+    if not waits or len(times) < 2:
+        say("the long prompt was read too soon to ask for anything meanwhile")
+        return
     batch = statistics.median(b - a for a, b in itertools.pairwise(times))
     shown = ", ".join(f"{wait / batch:.1f}" for wait in waits)
     say(f"behind a prompt of {len(tokens):,} tokens, first token after {shown} batches of {batch:.2f} s")

@@ -271,29 +271,3 @@ def test_a_conversation_beyond_the_window_reads_only_what_is_new(
         assert later["n"] > first["n"]
         assert later["n_new"] < 70
         assert later["recalls"]
-
-
-def test_nothing_is_read_again_after_other_requests_an_idle_half_hour_and_another_model(
-    smollm2: Path, gemma3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(histories, "MIN_STORED", 256)
-    body = {"prompt": text(90, 5), "n_predict": 2}
-
-    def n_read(run: ServerRun, **more: Any) -> int:
-        n: int = run.post("/completion", **body, **more)["timings"]["prompt_n"]
-        return n
-
-    real = time.monotonic, time.time
-    # The clock goes back only when the server has ended: no clock does while it runs.
-    with pytest.MonkeyPatch.context() as later, ServerRun(settings_of(smollm2, tmp_path, n_ctx=256)) as run:
-        assert n_read(run, id_slot=0) > 256
-        for i in range(3):  # its slot is used by others
-            run.post("/completion", prompt=f"{i}: {text(20, i)}", n_predict=2, id_slot=0)
-        assert n_read(run, id_slot=1) == 1
-        later.setattr(time, "monotonic", lambda: real[0]() + 1800)
-        later.setattr(time, "time", lambda: real[1]() + 1800)
-        assert n_read(run) == 1
-    with ServerRun(settings_of(gemma3, tmp_path, n_ctx=256)) as run:
-        assert n_read(run) > 256  # another model has a memory of its own
-    with ServerRun(settings_of(smollm2, tmp_path, n_ctx=256)) as run:
-        assert n_read(run) == 1
