@@ -20,7 +20,7 @@ from typing import Self
 import pyte
 
 TESTS = Path(__file__).resolve().parent
-PATIENCE = 30.0  # seconds; only a broken program takes so long
+PATIENCE = 90.0  # seconds; only a broken program takes so long
 
 
 class _Screen(pyte.HistoryScreen):
