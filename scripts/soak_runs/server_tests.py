@@ -34,7 +34,7 @@ def run(model: Path, stock: Path | None = None, tree: Path | None = None) -> Non
             left_out = [test for test in control if scope.why_not(test)]
             in_scope = {test: how for test, how in control.items() if test not in left_out}
             wanted = [test for test, how in in_scope.items() if how == "passed"]
-            found = run_server_tests(tests, ours, tiny, folder, name, left_out) if wanted else {}
+            found = run_server_tests(tests, ours, tiny, folder, wanted) if wanted else {}
             passed = [test for test in wanted if found.get(test) == "passed"]
             say(
                 f"{file}: {len(control)} tests, {len(left_out)} left out, {len(passed)} of {len(wanted)} pass"

@@ -65,11 +65,11 @@ def our_program(folder: Path) -> Path:
 
 
 def run_server_tests(
-    tests: Path, program: Path, model: Path, folder: Path, names: Sequence[str], left_out: Sequence[str] = ()
+    tests: Path, program: Path, model: Path, folder: Path, names: Sequence[str]
 ) -> dict[str, str]:
     """Each test of `names` (files or tests, as `unit/test_x.py::test_y`) -> "passed", "failed" or "skipped".
 
-    tests: the folder tools/server/tests. folder: for the log, server_tests.log. left_out: tests not to run.
+    tests: the folder tools/server/tests. folder: for the log, server_tests.log.
     Raises RuntimeError if pytest cannot run them, subprocess.TimeoutExpired if they hang.
     """
     results, log = folder / "results.json", folder / "server_tests.log"
@@ -84,7 +84,7 @@ def run_server_tests(
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "local_models", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow", *names, *(f"--deselect={test}" for test in left_out)]
+    command += ["-m", "not slow", *names]
     with log.open("ab") as out:
         done = subprocess.run(
             command,
