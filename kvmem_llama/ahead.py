@@ -18,6 +18,7 @@ _PARTS: Final = [
 ]
 """Modules of this package that a workspace is made of, and functions of modules."""
 
+_OTHERS: Final = ("numpy.random",)
 _SWITCH_INTERVAL: Final = 2e-4  # seconds
 
 _wanted = list(_PARTS)
@@ -75,3 +76,5 @@ def _work(wanted: tuple[str, ...]) -> None:
             loaded = importlib.import_module(module)
             if function:
                 getattr(loaded, function)()
+    for name in _OTHERS:
+        importlib.import_module(name)

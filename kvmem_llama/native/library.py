@@ -14,13 +14,13 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from ..errors import LibraryMismatch, LibraryMissing
+from ..settings import wait_politely
 from .binding import late_package, version_of
 from .cdef import ABI_VERSION, CDEF
 from .declarations import UNUSABLE, declared, has
@@ -33,7 +33,6 @@ BINDING_VERSION: Final = (
 PACKAGE: Final = Path(__file__).resolve().parents[1]
 PATCH_ID_FILE: Final = PACKAGE / "_lib" / "patch_id.txt"  # written by the build; a source checkout has none
 
-_SPIN_COUNT: Final = "1000"  # turns; as fast as 300,000 on two idle cores
 _REINSTALL: Final = "run `pip install --force-reinstall --no-deps .` in the kvmem_llama source tree"
 
 
@@ -68,13 +67,6 @@ def load() -> NativeLibrary:
     return native
 
 
-def _wait_politely() -> None:
-    """Lets threads that wait for each other spin for some microseconds, then sleep. GNU's OpenMP, which reads
-    this when it is loaded, spins for a millisecond: most of the time, where a core has other work, too."""
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
-
-
 def expected_patch_id() -> str | None:
     """Patch id of the library built with this package; None in a source checkout that was not built."""
     return PATCH_ID_FILE.read_text(encoding="ascii").strip() if PATCH_ID_FILE.is_file() else None
@@ -91,7 +83,7 @@ def import_binding() -> ModuleType:
             "the llama_cpp files that kvmem_llama installs are missing",
             hint=f"To restore them, {_REINSTALL}.",
         )
-    _wait_politely()
+    wait_politely()
     try:
         package = late_package("llama_cpp")
         module = importlib.import_module("llama_cpp.llama_cpp")

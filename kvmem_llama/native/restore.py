@@ -130,14 +130,14 @@ class FusedRestore:
         return np.ascontiguousarray(np.stack([rotated[:, 0, first], rotated[:, 0, second]], axis=-1))
 
     def _find_form(self) -> bool:
-        """Tries each form on a record of mixed numbers in the (empty) first cells, near and far positions."""
+        """Tries each form on a random record in the (empty) first cells, at small and at large positions."""
         hooks = self._hooks
         block = hooks.layout.block_size
         n = min(block, hooks.n_cells)
         cells, tokens = _run(0, n), np.zeros(n, np.int32)
         dtype = np.float16 if hooks.layout.raw_k_type == "f16" else np.float32
-        steps = np.arange(hooks.layout.nbytes // dtype().itemsize, dtype=np.uint32) * np.uint32(2654435761)
-        record = ((steps >> 16).astype(np.float32) / 2**15 - 1).astype(dtype).view(np.uint8)  # -1 to 1
+        values = np.random.default_rng(0).normal(size=hooks.layout.nbytes // dtype().itemsize)
+        record = values.astype(dtype).view(np.uint8)
         writes = [[BlockWrite(record, 0, cells, pos0, tokens)] for pos0 in (0, _TABLE_STEP - n)]
         want = []
         for write in writes:

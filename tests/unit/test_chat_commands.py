@@ -286,7 +286,10 @@ def test_recall_shows_the_last_recall_or_what_a_query_finds(chat: Run, script: S
     assert "nothing had to be recalled" in chat("one", "/recall").err
 
 
-def test_why_shows_what_the_last_answer_attended_to(chat: Run, script: Script) -> None:
+def test_why_shows_what_the_last_answer_attended_to(
+    chat: Run, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "111")
     script.reports = [recall_report()]
     done = chat("/why", "one", "/why")
     assert "error: /why: there is no answer yet\n" in done.err
