@@ -25,6 +25,9 @@ class JsonPresenter:
         self.answering = False
         self._stats = stats
 
+    def begin(self) -> None:
+        self.answering = False
+
     def progress(self, event: Progress) -> None:
         emit("progress", phase=event.phase, done=event.done, total=event.total)
 

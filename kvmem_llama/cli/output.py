@@ -36,6 +36,9 @@ class Presenter(Protocol):
 
     answering: bool  # the first piece of the answer has been shown
 
+    def begin(self) -> None:
+        """A step begins; nothing of it is known yet."""
+
     def progress(self, event: Progress) -> None: ...
     def recalled(self, report: RecallReport) -> None: ...
     def text(self, piece: TextPiece) -> None: ...
@@ -52,7 +55,7 @@ def show(stream: Step, presenter: Presenter, counts: list[Progress] | None = Non
 
     counts: takes the progress of the step.
     """
-    presenter.answering = False
+    presenter.begin()
     try:
         for event in stream:
             match event:
@@ -86,6 +89,11 @@ class TextPresenter:
         self._bar = reading_progress(bar=bar)
         self._late: list[RecallReport] = []  # recalls in mid-answer, kept until the answer's last line
         self._mid_line = False
+
+    def begin(self) -> None:
+        self.answering = False
+        if self._bar is not None:
+            self._bar.wait()
 
     def progress(self, event: Progress) -> None:
         if self._bar is not None:

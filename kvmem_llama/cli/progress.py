@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -12,29 +13,61 @@ from .messages import note
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
+    from rich.status import Status
 
 DELAY: Final = 0.3  # seconds of work before a bar appears: short questions need none
+PATIENCE: Final = 1.0  # seconds without anything to see before a sign of life
 INTERVAL: Final = 10.0  # seconds of work before a line of progress, and between two
 _NAMES: Final = {"read": "reading", "query": "asking", "replay": "recalling", "summary": "summarizing"}
 
 
 class ReadingBar:
-    """One line on standard error that goes away when the work is done. Only for terminals."""
+    """One line on standard error that goes away when the work is done, or a sign of life while nothing can be
+    counted. Only for terminals."""
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()  # the sign comes on a thread of its own
+        self._timer: threading.Timer | None = None
+        self._sign: Status | None = None
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._phase = ""
         self._started = 0.0
 
+    def wait(self) -> None:
+        """Nothing can be counted from now on, until the next event."""
+        with self._lock:
+            self._drop_sign()
+            self._timer = threading.Timer(PATIENCE, self._give_sign)
+            self._timer.daemon = True
+            self._timer.start()
+
     def show(self, event: Progress) -> None:
         """Draws `event` (counts in tokens), once its phase has taken a while."""
+        with self._lock:
+            self._drop_sign()
+            self._draw(event)
+            if event.done >= event.total:
+                self.wait()
+
+    def close(self) -> None:
+        """Takes the line off the screen; a later event may draw a new one."""
+        with self._lock:
+            self._drop_sign()
+            if self._bar is not None:
+                self._bar.stop()
+            self._bar = self._task = None
+            self._phase = ""
+
+    # -- private
+
+    def _draw(self, event: Progress) -> None:
         now = time.monotonic()
         if event.phase != self._phase:
             self.close()
             self._phase, self._started = event.phase, now
         if self._bar is None:
-            if now - self._started < DELAY or event.total <= 0 or event.done >= event.total:
+            if now - self._started < DELAY or event.done >= event.total:
                 return
             self._open()
         assert self._bar is not None
@@ -42,12 +75,21 @@ class ReadingBar:
             self._task = self._bar.add_task(_NAMES.get(event.phase, event.phase), total=event.total)
         self._bar.update(self._task, completed=event.done, total=event.total)
 
-    def close(self) -> None:
-        """Takes the bar off the screen; a later event may draw a new one."""
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar = self._task = None
-        self._phase = ""
+    def _give_sign(self) -> None:
+        from rich.console import Console
+
+        with self._lock:
+            if self._timer is threading.current_thread():
+                self.close()
+                self._sign = Console(stderr=True).status("thinking ...")
+                self._sign.start()
+
+    def _drop_sign(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sign is not None:
+            self._sign.stop()
+        self._timer = self._sign = None
 
     def _open(self) -> None:
         from rich.console import Console
@@ -81,6 +123,9 @@ class ReadingLines:
         self._started = 0.0
         self._first = 0  # tokens that were done when the phase began
         self._told = 0.0
+
+    def wait(self) -> None:
+        """A log needs no sign of life."""
 
     def show(self, event: Progress) -> None:
         """Prints a line if the last one of the phase, or its beginning, was INTERVAL ago."""
