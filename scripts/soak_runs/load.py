@@ -186,29 +186,20 @@ def _assert_idle(server: Server) -> None:
 def _behind_a_long_one(server: Server) -> None:
     """How long short requests wait for their first token while a long prompt is read, in its batches."""
     tokens = server.client.post("/tokenize", json={"content": manual_text()}).json()["tokens"][:N_LONG]
-    n_batch: list[int] = []
-    times: list[float] = []
-    done = threading.Event()
+    times: list[float] = []  # of its progress
 
     def read() -> None:
         body = {**_body("", 1), "prompt": tokens, "return_progress": True}
         with server.client.stream("POST", "/completion", json=body, timeout=None) as answer:
             for line in answer.iter_lines():
-                if line.startswith("data: {") and (p := json.loads(line[6:]).get("prompt_progress")):
-                    n_batch.append(p["processed"])
+                if line.startswith("data: {") and "prompt_progress" in json.loads(line[6:]):
                     times.append(time.monotonic())
 
-    def read_to_the_end() -> None:
-        try:
-            read()
-        finally:
-            done.set()
-
-    thread = threading.Thread(target=read_to_the_end)
+    thread = threading.Thread(target=read)
     thread.start()
     waits: list[float] = []
-    while not done.is_set() and len(waits) < N_SHORT:
-        if len(n_batch) > 4:
+    while thread.is_alive() and len(waits) < N_SHORT:
+        if len(times) > 4:
             began = time.monotonic()
             next(iter(_events(server, _body(f"{len(waits)} and a half", 4))))
             waits.append(time.monotonic() - began)
