@@ -11,11 +11,14 @@
 #include <mutex>
 #include <random>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 using json = common_json;
 
 struct kvmem_chat_templates {
     common_chat_templates_ptr templates;
+    bool                      jinja = true; // else llama.cpp's own code makes the prompts
 };
 
 struct kvmem_chat_parser {
@@ -46,6 +49,33 @@ common_chat_templates_ptr read_templates(
         const char * own = source.empty() ? llama_model_chat_template(model, nullptr) : source.c_str();
         common_chat_template(own != nullptr ? own : "", bos, eos);
         throw;
+    }
+}
+
+// Without jinja: throws for a template that llama.cpp has no code for.
+void check_builtin(const common_chat_templates * templates) {
+    if (common_chat_verify_template(common_chat_templates_source(templates), /* use_jinja */ false)) {
+        return;
+    }
+    std::vector<const char *> names(llama_chat_builtin_templates(nullptr, 0));
+    llama_chat_builtin_templates(names.data(), names.size());
+    std::string known;
+    for (const char * name : names) {
+        known += (known.empty() ? "" : ", ") + std::string(name);
+    }
+    throw std::invalid_argument("without jinja it must be one that llama.cpp knows: " + known);
+}
+
+// Without jinja: throws for a text that llama.cpp's code, which takes C strings, would cut.
+void check_texts(const std::vector<common_chat_msg> & messages) {
+    for (const auto & message : messages) {
+        bool cut = message.role.find('\0') != std::string::npos || message.content.find('\0') != std::string::npos;
+        for (const auto & part : message.content_parts) {
+            cut = cut || part.text.find('\0') != std::string::npos;
+        }
+        if (cut) {
+            throw std::invalid_argument("Field 'messages': without jinja a text cannot hold the character 0");
+        }
     }
 }
 
@@ -89,6 +119,7 @@ int32_t kvmem_chat_templates_open(
         const std::string source   = read_string(options, "template");
         const std::string bos      = read_string(options, "bos_token");
         const std::string eos      = read_string(options, "eos_token");
+        const bool        jinja    = read_bool(options, "jinja", true);
         if (model == nullptr && source.empty()) {
             throw std::invalid_argument("without a model a template must be given");
         }
@@ -97,9 +128,13 @@ int32_t kvmem_chat_templates_open(
         const std::lock_guard<std::mutex> lock(rendering);
 
         auto opened       = std::make_unique<kvmem_chat_templates>();
+        opened->jinja     = jinja;
         opened->templates = read_templates(model, source, bos, eos);
 
         const common_chat_templates * templates = opened->templates.get();
+        if (!jinja) {
+            check_builtin(templates);
+        }
 
         const json facts{
             { "source", common_chat_templates_source(templates) },
@@ -120,8 +155,12 @@ void kvmem_chat_templates_close(kvmem_chat_templates * templates) {
 
 int32_t kvmem_chat_apply(kvmem_chat_templates * templates, const char * request, int64_t n_request, char ** text) {
     return guarded(text, [&](int32_t & phase) {
-        const auto inputs = read_inputs(read_object(request, n_request), templates->templates.get());
-        phase             = KVMEM_CHAT_E_TEMPLATE;
+        auto inputs      = read_inputs(read_object(request, n_request), templates->templates.get());
+        inputs.use_jinja = templates->jinja;
+        if (!templates->jinja) {
+            check_texts(inputs.messages);
+        }
+        phase            = KVMEM_CHAT_E_TEMPLATE;
         const std::lock_guard<std::mutex> lock(rendering);
         return applied_json(common_chat_templates_apply(templates->templates.get(), inputs)).dump_safe();
     });

@@ -49,9 +49,10 @@ KVMEM_CHAT_API void         kvmem_chat_free_text(char * text);
 
 // -- templates
 
-// Request: {"template": "", "bos_token": "", "eos_token": ""}, all optional. An empty template: that of the model,
-// chatml if it has none; "chatml" is chatml. Without a model the template must be given, and the two tokens are its
-// bos and eos. The model is not used after the call.
+// Request: {"template": "", "jinja": true, "bos_token": "", "eos_token": ""}, all optional. An empty template: that of
+// the model, chatml if it has none; "chatml" is chatml. Without jinja it is recognized as one of llama.cpp's own, or
+// names one (llama_chat_builtin_templates), and its code makes the prompts. Without a model the template must be given,
+// and the two tokens are its bos and eos. The model is not used after the call.
 // Result: {"source", "tool_use_source", "is_explicit", "supports_thinking", "caps": {name: bool}}.
 KVMEM_CHAT_API int32_t kvmem_chat_templates_open(
         const struct llama_model * model, const char * request, int64_t n_request,

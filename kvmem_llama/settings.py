@@ -55,10 +55,13 @@ class Settings:
     system_prompt: str = _option(
         _MODEL, "", "system prompt of the conversation", "-sys", "--system-prompt", unit="text")
     chat_template: str = _option(
-        _MODEL, "", "chat template (jinja) in place of the model's own; chatml is a known name",
-        "--chat-template", unit="text")
+        _MODEL, "", "chat template (jinja) in place of the model's own; or chatml, or with --no-jinja a name "
+        "that llama.cpp knows", "--chat-template", unit="text")
     chat_template_file: str = _option(
         _MODEL, "", "file with the chat template", "--chat-template-file", unit="path")
+    jinja: bool = _option(
+        _MODEL, True, "render the chat template; off: llama.cpp's own code for its format makes the prompts, "
+        "which hold no tools then", "--jinja")
     n_ctx: int = _option(
         _MODEL, 0, "size of the execution view of one sequence; 0: the window the model was trained with, "
         "or as much of it as fits the memory",

@@ -63,7 +63,7 @@ class ChatTemplate:
         source = template_text(settings)
         if not source and model.chat_template is None and len(model.vocab.tokenize("<|im_start|>")) > 1:
             return cls(model.vocab, None)
-        return cls(model.vocab, ChatTemplates(model, source))
+        return cls(model.vocab, ChatTemplates(model, source, jinja=settings.jinja))
 
     @property
     def is_plain(self) -> bool:
@@ -199,7 +199,7 @@ class ChatTemplate:
 
 
 def template_text(settings: Settings) -> str:
-    """The jinja text that the settings name, or "chatml"; "": the model's own template.
+    """The jinja text that the settings give, or a name; "": the model's own template.
 
     Raises InvalidOption, or InputError for a file that cannot be read.
     """
@@ -211,10 +211,11 @@ def template_text(settings: Settings) -> str:
                 hint="Give one of them.",
             )  # fmt: skip
         return read_template(settings.chat_template_file)
-    if text and text != "chatml" and "{{" not in text and "{%" not in text:
+    if settings.jinja and text and text != "chatml" and "{{" not in text and "{%" not in text:
         raise InvalidOption(
             "--chat-template", text, "it is neither jinja nor chatml",
-            hint="Give the text of a jinja template, or its file with --chat-template-file.",
+            hint="Give the text of a jinja template, or its file with --chat-template-file; a name that "
+            "llama.cpp knows goes with --no-jinja.",
         )  # fmt: skip
     return text
 

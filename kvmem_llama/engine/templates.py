@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from ..errors import EngineClosed, InputError
+from ..errors import EngineClosed, InputError, InvalidRequest
 from ..native import chat_shim
 from .answer_parser import AnswerParser
 from .grammar import AnswerGrammar, GrammarTrigger, ReasoningLimit
@@ -142,18 +142,22 @@ class ChatTemplates:
         model: Model | None,
         template: str = "",
         *,
+        jinja: bool = True,
         bos_token: str = "",
         eos_token: str = "",
     ) -> None:
         """template: jinja that replaces the model's own; "chatml" is chatml, which a model without one gets.
 
+        jinja: False: prompts are made by llama.cpp's own code for the format that the template is
+        recognized as, or that it names (`llama3`, `command-r` ...); there are no tools then.
         Without a model the template must be given; bos_token and eos_token are its variables then.
-        Raises TemplateUnsupported for one that cannot be parsed, LibraryMissing or LibraryMismatch.
+        Raises TemplateUnsupported for one that cannot be used, LibraryMissing or LibraryMismatch.
         """
         self._shim = chat_shim.load()
         self._lock = threading.Lock()  # of the handle: nobody may close it while it is used
         self._handle: Any = None
-        request = {"template": template, "bos_token": bos_token, "eos_token": eos_token}
+        self._jinja: Final = jinja
+        request = {"template": template, "jinja": jinja, "bos_token": bos_token, "eos_token": eos_token}
         self._handle, facts = self._shim.open_templates(model.pointer if model else None, request)
         self.source: Final[str] = facts["source"]
         self.tool_use_source: Final[str] = facts["tool_use_source"]  # "": no second one for tools
@@ -167,6 +171,8 @@ class ChatTemplates:
     ) -> AppliedTemplate:
         """The prompt for the next answer. Raises InvalidRequest or TemplateUnsupported."""
         options = options or TemplateOptions()
+        if options.tools and not self._jinja:
+            raise InvalidRequest("without jinja no template renders tools", hint="Leave --no-jinja out.")
         with self._lock:
             if self._handle is None:
                 raise EngineClosed("the chat templates are closed", hint="Open them again.")

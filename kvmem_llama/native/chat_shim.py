@@ -31,7 +31,7 @@ LIBRARY_NAME: Final = {"darwin": "libkvmem_chat.dylib", "win32": "kvmem_chat.dll
 )
 LIBRARY_PATH: Final = library.PACKAGE / "_lib" / LIBRARY_NAME
 
-_N_REASON: Final = 600  # characters of an error text; it may quote a whole request
+_N_REASON: Final = 800  # characters of an error text; it may quote a whole request
 
 
 @Once
@@ -78,7 +78,9 @@ class ChatShim:
         try:
             facts = self._call(self._lib.kvmem_chat_templates_open, pointer, *_json(request), out)
         except TemplateUnsupported as error:
-            raise TemplateUnsupported(error.why, hint="Give another template; it must be jinja.") from error
+            jinja = request.get("jinja", True)
+            hint = "Give another template; it must be jinja." if jinja else "Give one of these names."
+            raise TemplateUnsupported(error.why, hint=hint) from error
         return out[0], json.loads(facts)
 
     def close_templates(self, handle: Any) -> None:

@@ -43,7 +43,7 @@ class ChatRequest:
 
 def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
     """What `body` asks for. Raises ApiError (400) for what cannot be."""
-    options = state.options
+    options, jinja = state.options, state.settings.jinja
     tools = body.get("tools")
     tools = [] if tools is None else tools
     if not isinstance(tools, list):
@@ -51,13 +51,13 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
     tool_choice = body.get("tool_choice")
     if not isinstance(tool_choice, (str, dict)):
         tool_choice = "auto"
-    if not options.jinja and tools:
+    if not jinja and tools:
         raise bad_request("tools param requires --jinja flag")
-    if not options.jinja and tool_choice != "auto":
+    if not jinja and tool_choice != "auto":
         raise bad_request("tool_choice param requires --jinja flag")
 
     json_schema, grammar = _schema(body), fields.text(body, "grammar")
-    if not options.jinja and json_schema is not None:  # an answer of nothing else, with no room before it
+    if not jinja and json_schema is not None:  # an answer of nothing else, with no room before it
         json_schema, grammar = None, schema_grammar(json_schema)
     messages = _messages(body)
     continued = _continued(body, messages, options)

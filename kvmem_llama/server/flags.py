@@ -107,8 +107,6 @@ class ServerOptions:
         SERVER, True, "what is stored of a prompt is not read again", "--cache-prompt",
         env="LLAMA_ARG_CACHE_PROMPT")
 
-    jinja: bool = _option(
-        CHAT, True, "render the model's chat template; off: refuse tools", "--jinja", env="LLAMA_ARG_JINJA")
     chat_template_kwargs: str = _option(
         CHAT, "", "variables of the chat template, a JSON object", "--chat-template-kwargs", unit="json",
         env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS")
@@ -210,6 +208,7 @@ LLAMA_ENV: Final[Mapping[str, str]] = {
     "model": "LLAMA_ARG_MODEL",
     "chat_template": "LLAMA_ARG_CHAT_TEMPLATE",
     "chat_template_file": "LLAMA_ARG_CHAT_TEMPLATE_FILE",
+    "jinja": "LLAMA_ARG_JINJA",
     "n_ctx": "LLAMA_ARG_CTX_SIZE",
     "n_ubatch": "LLAMA_ARG_UBATCH",
     "n_threads": "LLAMA_ARG_THREADS",

@@ -135,6 +135,6 @@ def props(state: ServerState, media_marker: str) -> dict[str, Any]:
         "is_sleeping": False,
         "cors_proxy_enabled": False,
     }
-    if options.jinja and templates.tool_use_source:
+    if settings.jinja and templates.tool_use_source:
         found["chat_template_tool_use"] = templates.tool_use_source
     return found

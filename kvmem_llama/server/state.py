@@ -149,7 +149,8 @@ class ServerState:
                 raise EngineClosed("the server was stopped while its model was loading")
             self._engine = engine
         self._template = core.chat_template()
-        with ChatTemplates(core.model, template_text(self.settings)) as self._templates:
+        source, jinja = template_text(self.settings), self.settings.jinja
+        with ChatTemplates(core.model, source, jinja=jinja) as self._templates:
             pass  # what is asked of it are facts
         self._facts = ModelFacts.of(core.model, core.n_view, self.options)
         engine.observe(self._count)

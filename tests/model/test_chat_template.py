@@ -44,6 +44,11 @@ def chatml(smol: Model) -> ChatTemplate:
 
 
 @pytest.fixture(scope="module")
+def named(gemma: Model) -> ChatTemplate:
+    return ChatTemplate.open(gemma, Settings(chat_template="gemma", jinja=False))
+
+
+@pytest.fixture(scope="module")
 def turns(gemma: Model) -> ChatTemplate:
     return ChatTemplate.open(gemma, Settings(chat_template=GEMMA))
 
@@ -70,7 +75,13 @@ def test_a_nul_does_not_cut_a_message_short(chatml: ChatTemplate) -> None:
     assert "a\0b<|im_end|>" in render(chatml, [Message("user", "a\0b")], add_assistant=False)
 
 
-@pytest.mark.parametrize("name", ["chatml", "turns"])
+def test_without_jinja_a_nul_is_refused(named: ChatTemplate) -> None:
+    for content in ("a\0b", [{"type": "text", "text": "a\0b"}]):
+        with pytest.raises(InvalidRequest, match="the character 0"):
+            named.apply([{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize("name", ["chatml", "turns", "named"])
 def test_the_turns_of_a_conversation_add_up_to_its_rendering(
     name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -86,7 +97,7 @@ def test_the_turns_of_a_conversation_add_up_to_its_rendering(
     assert [turn.text[a:b] for a, b in turn.spans] == ["Why?"]
 
 
-@pytest.mark.parametrize("name", ["chatml", "turns"])
+@pytest.mark.parametrize("name", ["chatml", "turns", "named"])
 def test_an_answer_cut_short_is_closed_first(name: str, request: pytest.FixtureRequest) -> None:
     template: ChatTemplate = request.getfixturevalue(name)
     end = "<|im_end|>" if name == "chatml" else "<end_of_turn>"

@@ -134,6 +134,28 @@ def test_a_template_that_is_not_jinja_is_refused(source: str) -> None:
     assert "\n" not in str(caught.value) and "std::" not in str(caught.value)
 
 
+def test_without_jinja_llama_cpp_makes_the_prompt_itself() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
+    with ChatTemplates(None, "command-r", jinja=False) as templates:
+        applied = templates.apply(messages)
+        assert applied.prompt == (
+            "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.<|END_OF_TURN_TOKEN|>"
+            "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hello<|END_OF_TURN_TOKEN|>"
+            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
+        )
+        with applied.open_parser() as parser:
+            assert parser.parse("<think>a</think>b").content == "<think>a</think>b"
+        with pytest.raises(InvalidRequest, match="without jinja no template renders tools"):
+            templates.apply(HELLO, TemplateOptions(tools=[{"type": "function", "function": {"name": "f"}}]))
+    with ChatTemplates(None, CHATML, jinja=False) as recognized:
+        assert recognized.apply(HELLO).prompt.startswith("<|im_start|>user\nHello<|im_end|>")
+
+
+def test_without_jinja_what_llama_cpp_does_not_know_is_refused() -> None:
+    with pytest.raises(TemplateUnsupported, match=r"one that .* knows: .* chatml, .* llama3, .* zephyr\."):
+        ChatTemplates(None, "command-x", jinja=False)
+
+
 def test_a_template_that_raises_says_what_it_raised() -> None:
     source = "{% if messages[0].role != 'user' %}{{ raise_exception('Only user may begin') }}{% endif %}ok"
     with ChatTemplates(None, source) as templates:

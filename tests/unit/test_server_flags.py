@@ -116,7 +116,7 @@ def test_switches_may_be_given_a_value_and_may_be_switched_off() -> None:
     assert parsed("--metrics=0").options.metrics is False
     assert parsed("--no-slots=1").options.slots is False
     assert parsed("--no_webui").options.ui is False
-    assert parsed("--no-jinja").options.jinja is False
+    assert parsed("--no-jinja").settings.jinja is False
 
 
 def test_keys_come_from_flags_and_from_a_file(tmp_path: Path) -> None:
