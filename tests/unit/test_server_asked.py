@@ -17,6 +17,7 @@ from kvmem_llama.server.chat_request import chat_request
 from kvmem_llama.server.errors import ApiError
 from kvmem_llama.server.flags import ServerOptions
 from kvmem_llama.server.schema import Generation
+from kvmem_llama.settings import Settings
 
 OWNER = "a" * 24
 
@@ -78,13 +79,13 @@ def test_the_workspace_of_another_key_cannot_be_named() -> None:
     ],
 )
 def test_the_schema_of_an_answer_is_passed_on(wanted: Any, schema: Any) -> None:
-    state: Any = SimpleNamespace(options=ServerOptions(), template_kwargs={})
+    state: Any = SimpleNamespace(options=ServerOptions(), settings=Settings(), template_kwargs={})
     body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": wanted}
     assert chat_request(body, state).options.json_schema == schema
 
 
 def test_without_jinja_a_schema_is_a_grammar_of_the_whole_answer() -> None:
-    state: Any = SimpleNamespace(options=ServerOptions(jinja=False), template_kwargs={})
+    state: Any = SimpleNamespace(options=ServerOptions(), settings=Settings(jinja=False), template_kwargs={})
     body = {"messages": [{"role": "user", "content": "Hi"}], "json_schema": {"const": "42"}}
     options = chat_request(body, state).options
     assert options.json_schema is None
