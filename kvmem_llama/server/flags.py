@@ -146,6 +146,9 @@ class ServerOptions:
     max_queue: int = _option(
         OWN, 256, "most requests that wait for a slot; more are answered with 503", "--max-queue",
         unit="requests", low=0)
+    auto_budget: int = _option(
+        OWN, 32 << 30, "disk space of the histories that no client has named; those used longest ago are "
+        "deleted; 0: no limit", "--auto-budget", unit="bytes", low=0)
     grace: int = _option(
         OWN, 30, "at the end, how long answers that run are given to be stopped and committed", "--grace",
         unit="seconds", low=0)

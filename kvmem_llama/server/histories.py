@@ -18,6 +18,7 @@ from ..store.deleting import delete_workspace
 from ..store.root import Root
 from ..workspace import Workspace, WorkspaceEngine
 from .auth import split_name
+from .auto_budget import families_to_delete
 from .choosing import Choice, choose, goes_on, n_common
 from .history import History, Lease
 from .stored_histories import find_stored, new_name, read_stored
@@ -32,6 +33,9 @@ N_OPEN: Final = 8
 MIN_STORED: Final = 1024
 """Tokens. A shorter prompt is answered in RAM only: it is read again as quickly as it is found."""
 
+LOOK_SECONDS: Final = 60.0
+"""The disk space of histories is looked at so often at most."""
+
 _SHARE_OF_PINS: Final = 4
 _WORTH_WAITING: Final = 512  # tokens that need not be read
 _NONE: Final = np.empty(0, np.int32)
@@ -40,7 +44,8 @@ _NONE: Final = np.empty(0, np.int32)
 class Histories:
     """Any thread. Methods that open or make a workspace wait for the disk."""
 
-    def __init__(self, engine: WorkspaceEngine, n_slots: int) -> None:
+    def __init__(self, engine: WorkspaceEngine, n_slots: int, *, auto_budget: int = 0) -> None:
+        """auto_budget: bytes on disk for histories that no client has named; 0: no limit."""
         settings = engine.core.settings
         self._engine: Final = engine
         self._vocab: Final = engine.core.model.vocab
@@ -51,6 +56,8 @@ class Histories:
         self._changed: Final = threading.Condition()
         self._clock: Final = itertools.count(1)
         self._all: list[History] = []
+        self._auto_budget: Final = auto_budget
+        self._look_next = 0.0  # by time.monotonic()
         self._is_scanned = not self._stores
         self._closed = False
 
@@ -117,6 +124,8 @@ class Histories:
             else:  # the new one holds all of it
                 self._forget(lease.source)
         self._trim()
+        if lease.is_new and history.is_stored:
+            self._keep_to_budget()
 
     # -- for the other routes
 
@@ -137,6 +146,19 @@ class Histories:
         finally:
             self._release_or_drop(history)
             self._trim()
+
+    @contextlib.contextmanager
+    def closed(self, name: str) -> Iterator[None]:
+        """Within: the workspace with this name in the store is not open here. Raises WorkspaceBusy."""
+        history = self._named(name, timeout=0)
+        try:
+            _close(history)
+            yield
+        finally:
+            if history.is_auto:
+                self._release(history)
+            else:  # it is found by its name
+                self._drop(history)
 
     def forget(self, name: str) -> None:
         """Closes it. Raises WorkspaceBusy if it is in use."""
@@ -174,9 +196,7 @@ class Histories:
                 assert copy.workspace is not None and history.workspace is not None
                 copy.workspace.take_over(history.workspace, len(history.tokens))
                 copy.workspace.read_tokens(history.tokens).result()
-            workspace, stored.workspace = stored.workspace, None
-            if workspace is not None:
-                workspace.close()
+            _close(stored)
             assert stored.name is not None
             yield stored.name
         finally:
@@ -359,10 +379,8 @@ class Histories:
 
     def _forget(self, history: History, *, delete: bool = False) -> None:
         """Of a busy history: closes it, and deletes it from the disk."""
-        workspace, history.workspace = history.workspace, None
         try:
-            if workspace is not None:
-                workspace.close()
+            _close(history)
             if delete and history.name is not None:
                 with contextlib.suppress(StoreError):
                     delete_workspace(self.root, self.root.find(history.name))
@@ -377,10 +395,8 @@ class Histories:
         """Closes what was not used for longest: stored ones stay on disk, those in RAM are gone."""
         for history in self._excess():
             if history.is_stored:
-                workspace, history.workspace = history.workspace, None
                 try:
-                    if workspace is not None:
-                        workspace.close()
+                    _close(history)
                 finally:
                     self._release(history)
             else:
@@ -399,6 +415,30 @@ class Histories:
                 history.is_busy = True
             return found
 
+    def _keep_to_budget(self) -> None:
+        """Deletes the histories used longest ago, if those that no client has named take too much disk."""
+        with self._changed:
+            if not self._auto_budget or time.monotonic() < self._look_next:
+                return
+            self._look_next = time.monotonic() + LOOK_SECONDS
+        with contextlib.suppress(StoreError):
+            for names in families_to_delete(self.root, self._auto_budget):
+                self._delete_all(names)
+
+    def _delete_all(self, names: frozenset[str]) -> None:
+        """Unless one of them is in use."""
+        with self._changed:
+            known = [h for h in self._all if h.name in names]
+            if any(h.is_busy for h in known):
+                return
+            for history in known:
+                history.is_busy = True
+        for history in known:
+            self._forget(history, delete=True)
+        for name in names.difference(h.name for h in known):  # of another server, or too many to be known
+            with contextlib.suppress(StoreError):
+                delete_workspace(self.root, self.root.find(name))
+
     def _scan(self) -> None:
         """Finds what an earlier server has left, once."""
         with self._changed:
@@ -413,3 +453,10 @@ class Histories:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise EngineClosed("the server is stopping")
+
+
+def _close(history: History) -> None:
+    """Closes the workspace of a busy history."""
+    workspace, history.workspace = history.workspace, None
+    if workspace is not None:
+        workspace.close()

@@ -70,7 +70,9 @@ class SlotPool:
     def __init__(self, state: ServerState) -> None:
         settings = state.engine.core.settings
         self._state: Final = state
-        self.histories: Final = Histories(state.engine, settings.n_parallel)
+        self.histories: Final = Histories(
+            state.engine, settings.n_parallel, auto_budget=state.options.auto_budget
+        )
         self.slots: Final = tuple(Slot(i) for i in range(settings.n_parallel))
         self._lock: Final = threading.Lock()
         self._idle: Final = threading.Condition(self._lock)
@@ -175,6 +177,9 @@ class SlotPool:
 
     def borrow(self, name: str) -> AbstractContextManager[Workspace]:
         return self.histories.borrow(name)
+
+    def closed(self, name: str) -> AbstractContextManager[None]:
+        return self.histories.closed(name)
 
     def forget(self, name: str) -> None:
         self.histories.forget(name)

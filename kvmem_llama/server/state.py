@@ -53,10 +53,14 @@ class Slots(Protocol):
         Raises WorkspaceBusy, StoreError."""
         ...
 
-    def forget(self, name: str) -> None:
-        """Closes it, if it is open here: what is stored of it is about to be used by somebody else.
+    def closed(self, name: str) -> AbstractContextManager[None]:
+        """Within: it is not open here, and nobody opens it: what is stored of it is used by somebody else.
 
         Raises WorkspaceBusy if it is in use."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Closes it, if it is open here: it is about to be deleted. Raises WorkspaceBusy if it is in use."""
         ...
 
     def stop(self, seconds: float) -> None:

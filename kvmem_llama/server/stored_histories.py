@@ -27,6 +27,11 @@ def new_name(owner: str) -> str:
     return stored_name(owner, f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
 
 
+def is_auto(name: str) -> bool:
+    """Whether a name in the store is of a history that no client has named."""
+    return split_name(name)[1].startswith(_PREFIX)
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A history on disk that a request without a name may belong to."""
@@ -44,9 +49,8 @@ def find_stored(root: Root) -> list[Stored]:
     rows.sort(key=lambda item: item[0].used)
     found = []
     for row, place in rows[-_N_NEWEST:]:
-        owner, shown = split_name(row.name)
-        if shown.startswith(_PREFIX):
-            found.append(Stored(row.name, owner, place))
+        if is_auto(row.name):
+            found.append(Stored(row.name, split_name(row.name)[0], place))
     return found
 
 

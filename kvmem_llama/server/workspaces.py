@@ -245,9 +245,9 @@ class Workspaces:
     @contextlib.contextmanager
     def _managing(self, name: str) -> Iterator[tuple[Holding, DiskRecords]]:
         """A workspace that no slot has open, for work on what is stored."""
-        self._state.slots.forget(self._existing(name))
         settings = self._state.settings
         with (
+            self._state.slots.closed(self._existing(name)),
             Holding.open(self._root, self._find(name)) as holding,
             holding.records(segment_records=settings.segment_records) as records,
         ):
