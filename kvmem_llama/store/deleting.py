@@ -10,7 +10,7 @@ from .disk import DiskStore
 from .disk_records import DiskRecords
 from .family import Family
 from .head import Head
-from .lineage import delete, lineages
+from .lineage import delete
 from .location import Location
 from .lock import CLOSE_FIRST, lock_workspace
 from .names import Place
@@ -83,21 +83,20 @@ def finish_erasing(family: Family) -> int:
 def _delete_one(family: Family, workspace: str) -> None:
     """Deletes a workspace that shares its family with others."""
 
-    def run(db: Db) -> tuple[list[int], set[int]]:
+    def run(db: Db) -> tuple[list[int], list[int]]:
         row = WORKSPACES.one(db, "id=?", (workspace,))
         if row is None:
             raise WorkspaceNotFound(workspace)
-        before = lineages(db)
         freed = delete(db, row)
         dropped = drop_empty_segments(db, None)
-        condemn_slots(db, [at for at in freed if at.segment not in dropped])
-        return dropped, before - lineages(db)
+        condemn_slots(db, [at for at in freed.records if at.segment not in dropped])
+        return dropped, freed.lineages
 
     dropped, gone = family.catalog.write(run, "delete")
     # From here on it is gone. What fails now is done by the next `compact`.
     with contextlib.suppress(StoreError):
         family.files.at("delete.files")
-        family.drop_files(segments=dropped, lineages=sorted(gone))
+        family.drop_files(segments=dropped, lineages=gone)
         Head(family.files, family.paths.locks, workspace).remove()
         finish_erasing(family)
         family.catalog.checkpoint()

@@ -133,20 +133,19 @@ class Durable:
             self._store.flush()
             cut = Tail(tail.start, tail.count, self._store.locate(tail.ref), mean_xxh(mean))
 
-        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int, int, set[int]]:
-            known = lineage.lineages(db)
+        def run(db: Db) -> tuple[WorkspaceRow, lineage.Freed, int, int]:
             before = workspace_row(db, self._row.id)
             before = replace(before, commits=before.commits + 1, used=time.time())
             row, freed = lineage.truncate(db, before, n_tokens, cut)
             first = lineage_row(db, row.lineage).parent_blocks
             n_blocks = n_blocks_before(db, row.lineage, n_tokens)
-            return row, freed, first, n_blocks, known - lineage.lineages(db)
+            return row, freed, first, n_blocks
 
-        self._row, freed, self._first_own, n_blocks, gone = self._catalog.write(run, "truncate")
-        self._settle([] if cut is None else [cut.at], freed)
+        self._row, freed, self._first_own, n_blocks = self._catalog.write(run, "truncate")
+        self._settle([] if cut is None else [cut.at], freed.records)
         # It is done; a row that is missing is made again, a file that is left is deleted by the next compact.
         with contextlib.suppress(StoreError):
-            self._family.drop_files(lineages=sorted(gone))
+            self._family.drop_files(lineages=freed.lineages)
             index = self._family.index
             index.cut(self._row.lineage, self._first_own, n_blocks)
             self._family.tokens.cut(self._row.lineage, self._first_own, n_blocks)
@@ -249,18 +248,18 @@ class Durable:
         # Its record is that of the first block added, which takes its place at once.
         cut = Tail(n - n % block, n % block, None, bytes(16)) if n % block else None
 
-        def run(db: Db) -> tuple[WorkspaceRow, list[Location], int, set[int]]:
-            known = lineage.lineages(db)
+        def run(db: Db) -> tuple[WorkspaceRow, lineage.Freed, list[Location], int]:
             row, freed = lineage.truncate(db, workspace_row(db, self._row.id), n, cut)
             row, more = append(db, row.id, addition)
             put_heat(db, row.lineage, heat)
             first = lineage_row(db, row.lineage).parent_blocks
-            return row, freed + more, first, known - lineage.lineages(db)
+            return row, freed, more, first
 
-        self._row, freed, self._first_own, gone = self._catalog.write(run, "rewrite")
-        self._store.settle([block.at for block in addition.blocks if block.at is not None], freed)
+        self._row, freed, more, self._first_own = self._catalog.write(run, "rewrite")
+        kept = [block.at for block in addition.blocks if block.at is not None]
+        self._store.settle(kept, freed.records + more)
         with contextlib.suppress(StoreError):  # what is left is deleted by the next compact
-            self._family.drop_files(lineages=sorted(gone))
+            self._family.drop_files(lineages=freed.lineages)
 
     def _settle_rows(self, added: Sequence[AddedBlock], means: F16, token_rows: U8 | None) -> None:
         """Rows of the indexes after a rewrite, before it is acknowledged: until then `verify` does not miss

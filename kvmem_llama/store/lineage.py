@@ -43,6 +43,14 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True)
+class Freed:
+    """What a change set free: nobody can reach it any more."""
+
+    records: list[Location]
+    lineages: list[int]  # ids of those that are gone; the rows of the indexes in their files go with them
+
+
+@dataclass(frozen=True, slots=True)
 class Base:
     """What a lineage takes from others, as the fields of LineageRow."""
 
@@ -56,11 +64,6 @@ class Base:
         return LineageRow(
             id, self.parent, self.parent_end, self.parent_blocks, self.own_start, self.parent_steps, created
         )
-
-
-def lineages(db: Db) -> set[int]:
-    """The ids of all. What a change takes from them has files that nobody needs any more."""
-    return {row.id for row in LINEAGES.rows(db)}
 
 
 def new_workspace(db: Db, workspace: WorkspaceRow) -> WorkspaceRow:
@@ -92,10 +95,8 @@ def fork(db: Db, workspace: WorkspaceRow, child: WorkspaceRow, tail: Tail | None
     return fresh
 
 
-def truncate(
-    db: Db, workspace: WorkspaceRow, n: int, tail: Tail | None
-) -> tuple[WorkspaceRow, list[Location]]:
-    """Drops all but the first `n` tokens -> the workspace as it is now, and the records set free.
+def truncate(db: Db, workspace: WorkspaceRow, n: int, tail: Tail | None) -> tuple[WorkspaceRow, Freed]:
+    """Drops all but the first `n` tokens -> the workspace as it is now, and what this set free.
 
     tail: needed if token `n` lies inside a block.
     """
@@ -124,23 +125,28 @@ def truncate(
     _add_tail(db, new, number, tail, whole, ids)
     if cut is not None:
         STEPS.insert(db, [replace(cut, lineage=new.id)], replace=True)
-    return changed, freed + collect(db, old.id if is_shared else old.parent)
+    return changed, _collect(db, old.id if is_shared else old.parent, freed)
 
 
-def delete(db: Db, workspace: WorkspaceRow) -> list[Location]:
-    """Deletes a workspace and what only it could reach -> the records set free."""
+def delete(db: Db, workspace: WorkspaceRow) -> Freed:
+    """Deletes a workspace and what only it could reach."""
     freed = drop_ahead(db, workspace.id)
     PINS.delete(db, "workspace=?", (workspace.id,))
     WORKSPACES.delete(db, "id=?", (workspace.id,))
     _count_workspaces(db, -1)
     disown_segments(db, workspace.id)
-    return freed + collect(db, workspace.lineage)
+    return _collect(db, workspace.lineage, freed)
 
 
-def collect(db: Db, lineage: int | None) -> list[Location]:
-    """Deletes what nobody can reach of a lineage that lost a reference, and of its ancestors -> the records
-    set free."""
-    freed: list[Location] = []
+# -- private
+
+
+def _collect(db: Db, lineage: int | None, freed: list[Location]) -> Freed:
+    """Deletes what nobody can reach of a lineage that lost a reference, and of its ancestors.
+
+    freed: records that are free already.
+    """
+    gone: list[int] = []
     while lineage is not None:
         row = LINEAGES.one(db, "id=?", (lineage,))
         if row is None or any(head.lineage == lineage for head in WORKSPACES.rows(db)):
@@ -150,19 +156,17 @@ def collect(db: Db, lineage: int | None) -> list[Location]:
         n_steps = max((child.parent_steps for child in children), default=0)
         if n_blocks > row.parent_blocks or n_steps > row.parent_steps:
             n_tokens = max(child.own_start for child in children)
-            freed += _drop_from(db, row, n_blocks, n_tokens, n_steps)
+            freed = freed + _drop_from(db, row, n_blocks, n_tokens, n_steps)
             break
         # What the children use lies before this lineage: they go past it.
         for child in children:
             base = _base(db, row.parent, child.parent_blocks, child.own_start, child.parent_steps)
             LINEAGES.insert(db, [base.row(child.id, child.created)], replace=True)
-        freed += _drop_from(db, row, row.parent_blocks, row.own_start, row.parent_steps)
+        freed = freed + _drop_from(db, row, row.parent_blocks, row.own_start, row.parent_steps)
         LINEAGES.delete(db, "id=?", (row.id,))
+        gone.append(row.id)
         lineage = row.parent
-    return freed
-
-
-# -- private
+    return Freed(freed, gone)
 
 
 def _count_workspaces(db: Db, more: int) -> None:

@@ -183,7 +183,9 @@ class Histories(RuleBasedStateMachine):
             if start < n
         ]
         own.pins = [(start, min(end, n)) for start, end in own.pins if start < n]
-        row, _ = lineage.truncate(self.db, workspace_row(self.db, name), n, tail)
+        before = ids(self.db)
+        row, freed = lineage.truncate(self.db, workspace_row(self.db, name), n, tail)
+        assert set(freed.lineages) == before - ids(self.db)
         assert row.n_tokens == n
         self.slots.settle()
 
@@ -215,7 +217,9 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         name = self.pick(data)
-        lineage.delete(self.db, workspace_row(self.db, name))
+        before = ids(self.db)
+        freed = lineage.delete(self.db, workspace_row(self.db, name))
+        assert set(freed.lineages) == before - ids(self.db)
         del self.model[name]
 
     @precondition(lambda self: self.model)
@@ -298,6 +302,10 @@ class Histories(RuleBasedStateMachine):
                 pass
 
 
+def ids(db: Db) -> set[int]:
+    return {row.id for row in LINEAGES.rows(db)}
+
+
 def count(db: Db, table: str) -> int:
     found: int = db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
     return found
@@ -342,9 +350,9 @@ def test_a_deleted_fork_takes_only_what_was_its_own() -> None:
     tail = Tail(40, 3, slots.write(b"t" * 16), b"t" * 16)
     child = lineage.fork(db, row, replace(row, id="w2", name="w2"), tail)
     slots.settle()
-    assert [at.checksum for at in lineage.delete(db, child)] == [b"t" * 16]
+    assert [at.checksum for at in lineage.delete(db, child).records] == [b"t" * 16]
     freed = lineage.delete(db, row)
-    assert len(freed) == 11
+    assert len(freed.records) == 11 and freed.lineages == [row.lineage]
     assert not any(count(db, t.name) for t in ALL_TABLES if t not in (SLOTS, SEGMENTS, META))
     assert [segment.owner for segment in SEGMENTS.rows(db)] == ["w0"]
 
@@ -355,7 +363,7 @@ def test_a_deleted_parent_leaves_what_its_fork_uses() -> None:
     tail = Tail(40, 3, slots.write(b"t" * 16), b"t" * 16)
     child = lineage.fork(db, row, replace(row, id="w2", name="w2"), tail)
     freed = lineage.delete(db, row)
-    assert [at.checksum for at in freed] == [(10).to_bytes(16, "little")]
+    assert [at.checksum for at in freed.records] == [(10).to_bytes(16, "little")]
     assert content.read_tokens(db, child.lineage, 0, 43).tolist() == list(range(43))
     assert len(list(content.iter_blocks(db, child.lineage))) == 11
 
