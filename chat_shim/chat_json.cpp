@@ -245,7 +245,6 @@ json applied_json(const common_chat_params & params) {
         { "format", (int) params.format },
         { "format_name", common_chat_format_name(params.format) },
         { "parser", params.parser },
-        { "message_delimiters", params.message_delimiters.to_json() },
     };
 }
 

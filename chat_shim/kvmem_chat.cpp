@@ -33,14 +33,6 @@ namespace {
 // Of the process: rendering asks std::localtime for the date, which has one buffer for all.
 std::mutex rendering;
 
-bool supports_thinking(const common_chat_templates * templates) {
-    try {
-        return common_chat_templates_support_enable_thinking(templates);
-    } catch (const std::exception &) { // a template may refuse the one message that this asks it to render
-        return false;
-    }
-}
-
 common_chat_templates_ptr read_templates(
         const llama_model * model, const std::string & source, const std::string & bos, const std::string & eos) {
     try {
@@ -139,8 +131,6 @@ int32_t kvmem_chat_templates_open(
         const json facts{
             { "source", common_chat_templates_source(templates) },
             { "tool_use_source", common_chat_templates_source(templates, "tool_use") },
-            { "is_explicit", common_chat_templates_was_explicit(templates) },
-            { "supports_thinking", supports_thinking(templates) },
             { "caps", common_chat_templates_get_caps(templates) },
         };
         std::string result = facts.dump_safe();

@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#define KVMEM_CHAT_ABI              1
+#define KVMEM_CHAT_ABI              2
 #define KVMEM_CHAT_MAX_DEPTH        200
 #define KVMEM_CHAT_MAX_ANSWER_DEPTH 1000
 
@@ -53,7 +53,7 @@ KVMEM_CHAT_API void         kvmem_chat_free_text(char * text);
 // the model, chatml if it has none; "chatml" is chatml. Without jinja it is recognized as one of llama.cpp's own, or
 // names one (llama_chat_builtin_templates), and its code makes the prompts. Without a model the template must be given,
 // and the two tokens are its bos and eos. The model is not used after the call.
-// Result: {"source", "tool_use_source", "is_explicit", "supports_thinking", "caps": {name: bool}}.
+// Result: {"source", "tool_use_source", "caps": {name: bool}}.
 KVMEM_CHAT_API int32_t kvmem_chat_templates_open(
         const struct llama_model * model, const char * request, int64_t n_request,
         struct kvmem_chat_templates ** out, char ** text);
@@ -63,7 +63,7 @@ KVMEM_CHAT_API void    kvmem_chat_templates_close(struct kvmem_chat_templates * 
 // "add_generation_prompt": true, "continue_final_message": false, "parallel_tool_calls": bool (as the template can),
 // "reasoning_format": "auto", "enable_thinking": true, "chat_template_kwargs": {...}, "force_pure_content": false}.
 // All but messages are optional, null is absent.
-// Result: the members of common_chat_params. "grammar_triggers" is a list of {"type": "word" | "pattern" |
+// Result: members of common_chat_params. "grammar_triggers" is a list of {"type": "word" | "pattern" |
 // "pattern_full" | "token", "value", "token"}; "format" is a number, "format_name" its name; "parser" is a text.
 KVMEM_CHAT_API int32_t kvmem_chat_apply(
         struct kvmem_chat_templates * templates, const char * request, int64_t n_request, char ** text);

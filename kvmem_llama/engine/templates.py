@@ -85,7 +85,6 @@ class AppliedTemplate:
     format: int = 0  # enum common_chat_format
     format_name: str = "Content-only"
     parser: str = ""  # how the answer is read, serialized; "": all of it is content
-    message_delimiters: tuple[tuple[str, str], ...] = ()  # (role, text that begins its messages)
     is_continuation: bool = False
 
     @property
@@ -161,8 +160,6 @@ class ChatTemplates:
         self._handle, facts = self._shim.open_templates(model.pointer if model else None, request)
         self.source: Final[str] = facts["source"]
         self.tool_use_source: Final[str] = facts["tool_use_source"]  # "": no second one for tools
-        self.is_explicit: Final[bool] = facts["is_explicit"]  # False: the model has none, and this is chatml
-        self.supports_thinking: Final[bool] = facts["supports_thinking"]
         # supports_tools, supports_tool_calls, supports_system_role ...: names of llama.cpp's jinja::caps
         self.caps: Final[Mapping[str, bool]] = MappingProxyType(facts["caps"])
 
@@ -189,7 +186,6 @@ class ChatTemplates:
             format=applied["format"],
             format_name=applied["format_name"],
             parser=applied["parser"],
-            message_delimiters=tuple((d["role"], d["delimiter"]) for d in applied["message_delimiters"]),
             is_continuation=bool(options.continue_final_message),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-CHAT_ABI: Final = 1
+CHAT_ABI: Final = 2
 
 CHAT_CDEF: Final = """
 enum kvmem_chat_error {

@@ -28,13 +28,11 @@ _TOP_LOGPROBS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion; what it says of sampling is in its body, as in that of a completion."""
+    """A chat completion; what it says of sampling and stop strings is in its body, as in a completion's."""
 
     messages: tuple[dict[str, Any], ...]
     options: TemplateOptions
-    stop: tuple[str, ...]  # the caller's own
     n_probs: int | None  # None: as the body says
-    parse_tool_calls: bool
 
     def apply(self, state: ServerState) -> AppliedTemplate:
         """The prompt. Raises InvalidRequest or TemplateUnsupported."""
@@ -61,9 +59,9 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
         json_schema, grammar = None, schema_grammar(json_schema)
     messages = _messages(body)
     continued = _continued(body, messages, options)
-    with_tools = bool(tools) and tool_choice != "none"
-    if with_tools and body.get("grammar") is not None:
+    if tools and tool_choice != "none" and body.get("grammar") is not None:
         raise bad_request("Cannot use custom grammar constraints with tools.")
+    _check_stop(body)
     kwargs, thinking = _template_kwargs(body, state)
     parallel = body.get("parallel_tool_calls")
     return ChatRequest(
@@ -85,22 +83,14 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
                 body, "reasoning_budget_message", options.reasoning_budget_message
             ),
         ),
-        stop=stop_strings(body),
         n_probs=_n_probs(body, has_tools=bool(tools)),
-        parse_tool_calls=with_tools,
     )
 
 
-def stop_strings(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts of `stop`, a text or a list of them. Raises ApiError."""
+def _check_stop(body: Mapping[str, Any]) -> None:
     stop = body.get("stop")
-    if isinstance(stop, str):
-        stop = [stop]
-    if not isinstance(stop, list):
-        return ()
-    if not all(isinstance(text, str) for text in stop):
+    if isinstance(stop, list) and not all(isinstance(text, str) for text in stop):
         raise bad_request("Field 'stop': must be a string or a list of strings")
-    return tuple(text for text in stop if text)
 
 
 def _schema(body: Mapping[str, Any]) -> Any:
