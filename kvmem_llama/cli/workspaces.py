@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ..errors import InputError, KvmemError, StoreError, StoreFailed, StoreLocked
+from ..errors import InputError, KvmemError, StoreError, StoreFailed
 from ..settings import Settings
 from .grouped import Json, adder, emit_object, number, print_table
 from .messages import note
@@ -352,15 +352,10 @@ def _root(settings: Settings) -> Root:
 def _opened(settings: Settings, name: str) -> Iterator[tuple[Holding, DiskRecords]]:
     """A workspace that is open for writing, without an engine."""
     from ..store.holding import Holding
-    from ..store.lock import CLOSE_FIRST
 
     root = _root(settings)
-    try:
-        opened = Holding.open(root, root.find(name))
-    except StoreLocked as error:  # there is no --read-only here
-        raise StoreLocked(error.name, error.holder, hint=CLOSE_FIRST) from None
     with (
-        opened as holding,
+        Holding.open(root, root.find(name)) as holding,
         holding.records(segment_records=settings.segment_records) as records,
     ):
         yield holding, records

@@ -80,10 +80,8 @@ def as_seen(name: str) -> str:
 
 def shown_name(owner: str, stored: str) -> str | None:
     """What `owner` calls the workspace with this name in the store; None: it is another owner's."""
-    owned = _OWNED.fullmatch(stored)
-    if owned is None:
-        return None if owner else stored
-    return owned[2] if owned[1] == owner else None
+    stored_owner, name = split_name(stored)
+    return name if stored_owner == owner else None
 
 
 def split_name(stored: str) -> tuple[str, str]:

@@ -37,3 +37,8 @@ def items(body: Mapping[str, Any], name: str) -> list[Any]:
     """A list; [] where there is none."""
     value = body.get(name)
     return value if isinstance(value, list) else []
+
+
+def kind(item: Any) -> str:
+    """The "type" of one of several kinds of objects in a list; "" for what is none."""
+    return text(item, "type") if isinstance(item, dict) else ""

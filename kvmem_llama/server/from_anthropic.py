@@ -55,7 +55,7 @@ def _system(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         texts = [system]
     else:
         blocks = system if isinstance(system, list) else []
-        texts = [fields.text(block, "text") for block in blocks if _kind(block) == "text"]
+        texts = [fields.text(block, "text") for block in blocks if fields.kind(block) == "text"]
     return [{"role": "system", "content": "".join(_STAMP.sub(r"\1fffff", text) for text in texts)}]
 
 
@@ -72,7 +72,7 @@ def _messages(message: dict[str, Any]) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     reasoning = ""
     for block in content:
-        kind = _kind(block)
+        kind = fields.kind(block)
         if kind == "text":
             parts.append(block)
         elif kind == "thinking":
@@ -118,9 +118,9 @@ def _result(block: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         parts: list[dict[str, Any]] = []
         for part in content:
-            if _kind(part) == "text":
+            if fields.kind(part) == "text":
                 parts.append({"type": "text", "text": fields.text(part, "text")})
-            elif _kind(part) == "image":
+            elif fields.kind(part) == "image":
                 parts += _image(part)
         has_images = any(part["type"] != "text" for part in parts)
         found = parts if has_images else "".join(part["text"] for part in parts)
@@ -137,7 +137,3 @@ def _tool(tool: Any) -> dict[str, Any]:
         "parameters": {} if schema is None else schema,
     }
     return {"type": "function", "function": function}
-
-
-def _kind(block: Any) -> str:
-    return fields.text(block, "type") if isinstance(block, dict) else ""

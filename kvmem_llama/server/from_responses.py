@@ -36,7 +36,9 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
             raise bad_request("'tools' must be an array of objects")
         del chat["tools"]
         tools = [
-            _tool(tool) for tool in body["tools"] if isinstance(tool, dict) and _kind(tool) == "function"
+            _tool(tool)
+            for tool in body["tools"]
+            if isinstance(tool, dict) and fields.kind(tool) == "function"
         ]
         if tools:
             chat["tools"] = tools
@@ -52,7 +54,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
     """Adds one item of the input; what an assistant says in several items is one message."""
     if not isinstance(item, dict):
         raise bad_request("Cannot determine type of 'item'")
-    kind, role, content = _kind(item), item.get("role"), item.get("content")
+    kind, role, content = fields.kind(item), item.get("role"), item.get("content")
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
     answer = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
@@ -89,7 +91,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
 
 
 def _input_part(part: Any) -> dict[str, Any]:
-    kind = _kind(part)
+    kind = fields.kind(part)
     if kind == "input_text":
         if "text" not in part:
             raise bad_request("'Input text' requires 'text'")
@@ -102,7 +104,7 @@ def _input_part(part: Any) -> dict[str, Any]:
 
 
 def _output_part(part: Any) -> dict[str, Any]:
-    kind = _kind(part)
+    kind = fields.kind(part)
     if kind in ("output_text", "input_text"):
         if not _has_texts(part, "text"):
             raise bad_request("'Output text' requires 'text'")
@@ -115,7 +117,7 @@ def _output_part(part: Any) -> dict[str, Any]:
 
 
 def _tool_part(part: Any) -> dict[str, Any]:
-    kind = _kind(part)
+    kind = fields.kind(part)
     if not kind:
         raise bad_request("Output of tool call missing 'type' field")
     if kind == "input_text":
@@ -154,7 +156,3 @@ def _has_texts(item: Mapping[str, Any], *names: str) -> bool:
 
 def _has_output(item: Mapping[str, Any]) -> bool:
     return isinstance(item.get("output"), (str, list))
-
-
-def _kind(item: Any) -> str:
-    return fields.text(item, "type") if isinstance(item, dict) else ""

@@ -17,7 +17,7 @@ from .disk_records import DiskRecords
 from .family import Family
 from .family_disk import open_disk
 from .head import Head
-from .lock import Lock, lock_workspace
+from .lock import CLOSE_FIRST, Lock, lock_workspace
 from .names import Place
 from .readers import Readers
 from .root import Root
@@ -66,7 +66,8 @@ class Holding:
             if binding is not None:
                 family.binding.check(binding)
             if not read_only and lock is None:
-                lock = lock_workspace(root.files, family.paths.locks, place.workspace, row.name)
+                hint = CLOSE_FIRST if binding is None else ""  # who manages it cannot do so read-only
+                lock = lock_workspace(root.files, family.paths.locks, place.workspace, row.name, hint=hint)
                 if not family.has_workspace(place.workspace):  # it was deleted just before
                     lock.remove()
                     raise WorkspaceNotFound(row.name)
