@@ -100,7 +100,7 @@ class Shelf:
         None: it is not used. told: see store.loading.restore."""
         self.root: Final = Root(settings.data_path, durability=settings.durability)
         self._settings: Final = settings
-        self._binding: Final = binding
+        self.binding: Final = binding
         self._raw_k: Final = raw_k
         self._mean_of: Final = mean_of
         self._means: Final = means
@@ -121,7 +121,7 @@ class Shelf:
         prompt.
         """
         place = self._place(name, create=create and not read_only, policy=policy, system=system)
-        opened = self._load(Holding.open(self.root, place, self._binding, read_only=read_only))
+        opened = self._load(Holding.open(self.root, place, self.binding, read_only=read_only))
         restored = opened.restored
         try:
             if restored.policy != policy:
@@ -169,7 +169,7 @@ class Shelf:
             if not create or error.may_exist:  # an empty one must not take the place of one that is damaged
                 raise
         try:
-            return self.root.create(name, self._binding, policy=policy, system=system)
+            return self.root.create(name, self.binding, policy=policy, system=system)
         except WorkspaceExists:  # somebody was faster
             return self.root.find(name)
 

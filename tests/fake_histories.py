@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvmem_llama.errors import StoreLocked
+from kvmem_llama.errors import StoreFailed, StoreFull, StoreLocked
 from kvmem_llama.native.layout import I32
 from kvmem_llama.settings import Settings
 
@@ -64,6 +64,8 @@ class FakeWorkspace:
 
     def close(self) -> None:
         self.is_closed = True
+        if self._engine.close_fails:
+            raise StoreFailed("somewhere", "no disk")
 
 
 class FakeEngine:
@@ -74,6 +76,8 @@ class FakeEngine:
         self.core = SimpleNamespace(settings=settings, model=model, hooks=object())
         self.stored: dict[str, I32] = {}
         self.locked: set[str] = set()
+        self.is_full = False  # there is no room for another workspace
+        self.close_fails = False
         self.opened: list[FakeWorkspace] = []
 
     def workspace(self, name: str | None = None, *, create: bool = True) -> FakeWorkspace:
@@ -83,6 +87,8 @@ class FakeEngine:
         return self.made(name, tokens)
 
     def made(self, name: str | None, tokens: I32) -> FakeWorkspace:
+        if self.is_full and name not in (None, *self.stored):
+            raise StoreFull("somewhere", 4096)
         workspace = FakeWorkspace(self, name, tokens)
         self.opened.append(workspace)
         if name is not None:

@@ -85,6 +85,8 @@ class PromptAnswers:
     def describe(self) -> dict[str, Any]:
         generation, view = self._head.generation, self._view
         settings = self._constraints.settings(generation, self._prompt)
+        if self._memory.owner:  # GET /slots tells it to every key
+            settings["generation_prompt"] = ""
         n_max = generation.n_max
         return {
             "id_task": self._number,
@@ -131,6 +133,8 @@ class PromptAnswers:
                 # Only now: whoever has read the end may ask again at once.
                 for told in last:
                     self._tell(told)
+            if lease is not None:
+                self._pool.histories.keep_to_budget()
 
     def _take(self) -> Lease:
         generation, memory = self._head.generation, self._memory
@@ -141,6 +145,7 @@ class PromptAnswers:
             only=self._pool.history_of(generation.id_slot),
             fresh=not generation.cache_prompt and memory.name is None,
             timeout=self._state.options.timeout,
+            is_wanted=lambda: not self._is_ended,
         )
 
     def _refuse_if_ended(self) -> None:
@@ -322,12 +327,18 @@ class PromptAnswers:
             )
         if isinstance(error, StoreFull):
             return context_exceeded(
-                f"the workspace is full: {error.what}. {error.hint}",
+                f"the workspace is full: {_needed(error)}. {error.hint}",
                 n_prompt_tokens=n, n_ctx=n_view, n_workspace=n_workspace,
             )  # fmt: skip
         if isinstance(error, Cancelled):
             self._view.unfinished = self._view.tokens
         return error
+
+
+def _needed(error: StoreFull) -> str:
+    """Without its path, which is nobody's business."""
+    left = f", {error.free:,} are left" if error.free >= 0 else ""
+    return f"there is no room for {error.needed:,} bytes{left}"
 
 
 def _known(stored: I32, lease: Lease) -> I32:

@@ -251,7 +251,7 @@ class MemoryRequest:
         if not isinstance(found, dict):
             raise bad_request(f"Field 'kvmem': must be an object, but is {json_type(found)}")
         _check_keys("kvmem", found, MEMORY_KEYS)
-        name = found.get("workspace", header)
+        name = found.get("workspace", None if header is None else _as_sent(header))
         if name is not None and not isinstance(name, str):
             raise bad_request(f"Field 'kvmem.workspace': must be a string, but is {json_type(name)}")
         return cls(
@@ -261,6 +261,14 @@ class MemoryRequest:
             recall=_recall(found.get("recall")),
             report=found.get("report") is True,
         )
+
+
+def _as_sent(header: str) -> str:
+    """The text of a header, whose bytes were read as Latin-1: UTF-8, if that is what they are."""
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return header
 
 
 def _check_keys(field: str, found: Mapping[str, Any], known: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ class Keys:
         if not self._keys:
             return ""
         given = headers.get("authorization") or headers.get("x-api-key") or ""
-        data = given.removeprefix(_BEARER).encode("utf-8", "surrogateescape")
+        data = given.removeprefix(_BEARER).encode("latin-1")  # the bytes that were sent
         found = [hmac.compare_digest(data, key) for key in self._keys]
         return owner_of(self._keys[found.index(True)]) if any(found) else None
 

@@ -61,7 +61,6 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
     continued = _continued(body, messages, options)
     if tools and tool_choice != "none" and body.get("grammar") is not None:
         raise bad_request("Cannot use custom grammar constraints with tools.")
-    _check_stop(body)
     kwargs, thinking = _template_kwargs(body, state)
     parallel = body.get("parallel_tool_calls")
     return ChatRequest(
@@ -85,12 +84,6 @@ def chat_request(body: Mapping[str, Any], state: ServerState) -> ChatRequest:
         ),
         n_probs=_n_probs(body, has_tools=bool(tools)),
     )
-
-
-def _check_stop(body: Mapping[str, Any]) -> None:
-    stop = body.get("stop")
-    if isinstance(stop, list) and not all(isinstance(text, str) for text in stop):
-        raise bad_request("Field 'stop': must be a string or a list of strings")
 
 
 def _schema(body: Mapping[str, Any]) -> Any:

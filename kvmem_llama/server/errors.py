@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -61,6 +62,9 @@ STATUSES: Final[Mapping[type[KvmemError], int]] = {
 }
 
 
+_OWNER: Final = re.compile(r"\bkey-[0-9a-f]{24}/")  # in the store's names of workspaces; no client knows it
+
+
 class ApiError(Exception):
     """What a client is told: `code` (the HTTP status), `message`, `type`, and `extra` members."""
 
@@ -112,7 +116,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, (InvalidRequest, TemplateUnsupported)):
         return ApiError(400, error.why)  # in llama.cpp's words, which clients know
     if isinstance(error, KvmemError):
-        return ApiError(status_of(error), str(error))
+        return ApiError(status_of(error), _OWNER.sub("", str(error)))
     return ApiError(500, f"internal error: {type(error).__name__}")
 
 

@@ -62,7 +62,7 @@ def _add_item(messages: list[dict[str, Any]], item: Any) -> None:
         kept = {name: value for name, value in item.items() if name not in ("type", "status")}
         messages.append(kept | {"content": [_input_part(part) for part in content]})
     elif role == "assistant" and kind == "message":
-        parts = [_output_part(part) for part in content or []]
+        parts = [_output_part(part) for part in (content if isinstance(content, list) else [])]
         if answer is None:
             kept = {name: value for name, value in item.items() if name not in ("type", "status")}
             messages.append(kept | {"content": parts})

@@ -6,19 +6,28 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from ..errors import EngineClosed, KvmemError, StoreError, WorkspaceBusy, WorkspaceError
+from ..errors import (
+    Cancelled,
+    EngineClosed,
+    KvmemError,
+    StoreError,
+    StoreFull,
+    WorkspaceBusy,
+    WorkspaceError,
+)
 from ..native.layout import I32
 from ..policies import KVMem
 from ..store.deleting import delete_workspace
 from ..store.root import Root
 from ..workspace import Workspace, WorkspaceEngine
 from .auth import split_name
-from .auto_budget import families_to_delete
+from .auto_budget import AutoFamily, families_to_delete
 from .choosing import Choice, choose, goes_on, n_common
 from .history import History, Lease
 from .stored_histories import find_stored, new_name, read_stored
@@ -36,6 +45,7 @@ MIN_STORED: Final = 1024
 LOOK_SECONDS: Final = 60.0
 """The disk space of histories is looked at so often at most."""
 
+_ASK_SECONDS: Final = 0.25  # how often one who waits is asked whether the client is still there
 _SHARE_OF_PINS: Final = 4
 _WORTH_WAITING: Final = 512  # tokens that need not be read
 _NONE: Final = np.empty(0, np.int32)
@@ -72,30 +82,34 @@ class Histories:
         only: History | None = None,
         fresh: bool = False,
         timeout: float = 3600.0,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Lease:
         """The history that a prompt, [n] token ids, is answered in.
 
         name: in the store, of a workspace that the client has named. only: rather this history than another
-        one. fresh: nothing that is stored is used.
-        Raises StoreError, WorkspaceBusy (after `timeout` seconds), EngineClosed.
+        one. fresh: nothing that is stored is used. is_wanted: whether somebody still waits for the answer.
+        Raises StoreError, WorkspaceBusy (after `timeout` seconds), Cancelled (nobody waits), EngineClosed.
         """
         if name is not None:
-            return self._take_named(owner, name, wanted, timeout)
+            return self._take_named(owner, name, wanted, _Patience.of(timeout, is_wanted))
         if fresh:
             return self._new(owner, wanted)
         self._scan()
-        deadline = time.monotonic() + timeout
+        patience = _Patience.of(timeout, is_wanted)
         while True:
             with self._changed:
-                history, choice = self._choose(owner, wanted, only, deadline)
+                history, choice = self._choose(owner, wanted, only, patience)
             if choice.plan == "new":
                 return self._new(owner, wanted)
             assert history is not None
             try:
                 self._open(history)
                 return self._go_on(history, wanted, choice)
+            except StoreFull:  # it is there when there is room again
+                self._release(history)
+                raise
             except StoreError:  # somebody else has it, it is damaged, or of another model
-                self._drop(history)
+                self._forget(history)
             except BaseException:
                 self._release(history)
                 raise
@@ -124,8 +138,6 @@ class Histories:
             else:  # the new one holds all of it
                 self._forget(lease.source)
         self._trim()
-        if lease.is_new and history.is_stored:
-            self._keep_to_budget()
 
     # -- for the other routes
 
@@ -138,7 +150,7 @@ class Histories:
     @contextlib.contextmanager
     def borrow(self, name: str) -> Iterator[Workspace]:
         """The workspace with this name in the store, for one use. Raises WorkspaceBusy, StoreError."""
-        history = self._named(name, timeout=0)
+        history = self._named(name)
         try:
             self._open(history)
             assert history.workspace is not None
@@ -150,7 +162,7 @@ class Histories:
     @contextlib.contextmanager
     def closed(self, name: str) -> Iterator[None]:
         """Within: the workspace with this name in the store is not open here. Raises WorkspaceBusy."""
-        history = self._named(name, timeout=0)
+        history = self._named(name)
         try:
             _close(history)
             yield
@@ -158,7 +170,7 @@ class Histories:
             if history.is_auto:
                 self._release(history)
             else:  # it is found by its name
-                self._drop(history)
+                self._forget(history)
 
     def forget(self, name: str) -> None:
         """Closes it. Raises WorkspaceBusy if it is in use."""
@@ -170,6 +182,11 @@ class Histories:
                 history.is_busy = True
         for history in found:
             self._forget(history)
+
+    def knows(self, history: History) -> bool:
+        """Whether it is still kept."""
+        with self._changed:
+            return history in self._all
 
     def erase(self, history: History) -> bool:
         """Drops a history that no client has named, from the disk, too -> False if it is in use."""
@@ -220,14 +237,12 @@ class Histories:
             found, self._all = self._all, []
             self._changed.notify_all()
         for history in found:
-            if history.workspace is not None:
-                with contextlib.suppress(KvmemError):
-                    history.workspace.close()
+            _close(history)
 
     # -- private: choosing
 
     def _choose(
-        self, owner: str, wanted: I32, only: History | None, deadline: float
+        self, owner: str, wanted: I32, only: History | None, patience: _Patience
     ) -> tuple[History | None, Choice]:
         """The history is busy from here on. Under the lock."""
         while True:
@@ -247,10 +262,10 @@ class Histories:
                 history.is_busy = True
                 history.used = next(self._clock)
                 return history, best
-            if not self._changed.wait(max(deadline - time.monotonic(), 0)):
-                raise WorkspaceBusy()
+            patience.wait(self._changed)
 
     def _go_on(self, history: History, wanted: I32, choice: Choice) -> Lease:
+        """Of a busy history, which is leased, too, or released; where this raises it is as it was."""
         assert history.workspace is not None
         grows = choice.plan == "go_on"
         if not history.is_stored and self._stores and len(wanted) >= MIN_STORED:
@@ -263,16 +278,14 @@ class Histories:
         if grows:
             return Lease(history, history.workspace)
         name = new_name(history.owner) if history.is_stored else None
-        try:
-            fork = History(history.owner, name, is_auto=True)
-            fork.workspace = history.workspace.fork(name)
-        finally:
-            self._release(history)
+        fork = History(history.owner, name, is_auto=True)
+        fork.workspace = history.workspace.fork(name)
         self._add(fork)
+        self._release(history)
         return Lease(fork, fork.workspace, is_new=True)
 
-    def _take_named(self, owner: str, name: str, wanted: I32, timeout: float) -> Lease:
-        history = self._named(name, timeout, owner=owner)
+    def _take_named(self, owner: str, name: str, wanted: I32, patience: _Patience) -> Lease:
+        history = self._named(name, patience, owner=owner)
         try:
             self._open(history, create=True)
             assert history.workspace is not None
@@ -283,10 +296,9 @@ class Histories:
             self._release_or_drop(history)
             raise
 
-    def _named(self, name: str, timeout: float, owner: str | None = None) -> History:
+    def _named(self, name: str, patience: _Patience | None = None, owner: str | None = None) -> History:
         """The history with this name, busy from here on; it may not exist yet."""
         self._scan()
-        deadline = time.monotonic() + timeout
         with self._changed:
             while True:
                 self._refuse_if_closed()
@@ -299,8 +311,9 @@ class Histories:
                     history.is_busy = True
                     history.used = next(self._clock)
                     return history
-                if not self._changed.wait(max(deadline - time.monotonic(), 0)):
+                if patience is None:
                     raise WorkspaceBusy()
+                patience.wait(self._changed)
 
     # -- private: what is open
 
@@ -368,37 +381,28 @@ class Histories:
     def _release_or_drop(self, history: History) -> None:
         """One that could not be opened is not looked at again."""
         if history.workspace is None:
-            self._drop(history)
+            self._forget(history)
         else:
             self._release(history)
 
-    def _drop(self, history: History) -> None:
-        """It cannot be used: it is not looked at again."""
-        with contextlib.suppress(KvmemError):
-            self._forget(history)
-
     def _forget(self, history: History, *, delete: bool = False) -> None:
         """Of a busy history: closes it, and deletes it from the disk."""
-        try:
-            _close(history)
-            if delete and history.name is not None:
-                with contextlib.suppress(StoreError):
-                    delete_workspace(self.root, self.root.find(history.name))
-        finally:
-            with self._changed:
-                if history in self._all:
-                    self._all.remove(history)
-                history.is_busy = False
-                self._changed.notify_all()
+        _close(history)
+        if delete and history.name is not None:
+            with contextlib.suppress(StoreError):
+                delete_workspace(self.root, self.root.find(history.name))
+        with self._changed:
+            if history in self._all:
+                self._all.remove(history)
+            history.is_busy = False
+            self._changed.notify_all()
 
     def _trim(self) -> None:
         """Closes what was not used for longest: stored ones stay on disk, those in RAM are gone."""
         for history in self._excess():
             if history.is_stored:
-                try:
-                    _close(history)
-                finally:
-                    self._release(history)
+                _close(history)
+                self._release(history)
             else:
                 self._forget(history)
 
@@ -415,28 +419,36 @@ class Histories:
                 history.is_busy = True
             return found
 
-    def _keep_to_budget(self) -> None:
-        """Deletes the histories used longest ago, if those that no client has named take too much disk."""
+    def keep_to_budget(self) -> None:
+        """Deletes the histories used longest ago, if those that no client has named take too much disk. It
+        may take seconds."""
         with self._changed:
             if not self._auto_budget or time.monotonic() < self._look_next:
                 return
             self._look_next = time.monotonic() + LOOK_SECONDS
         with contextlib.suppress(StoreError):
-            for names in families_to_delete(self.root, self._auto_budget):
-                self._delete_all(names)
+            for family in families_to_delete(self.root, self._auto_budget):
+                self._delete_all(family)
 
-    def _delete_all(self, names: frozenset[str]) -> None:
-        """Unless one of them is in use."""
+    def _delete_all(self, family: AutoFamily) -> None:
+        """Unless one of them is in use, or was since the family was looked at. Raises StoreError."""
         with self._changed:
-            known = [h for h in self._all if h.name in names]
+            known = [h for h in self._all if h.name in family.names]
             if any(h.is_busy for h in known):
                 return
             for history in known:
                 history.is_busy = True
-        for history in known:
-            self._forget(history, delete=True)
-        for name in names.difference(h.name for h in known):  # of another server, or too many to be known
-            with contextlib.suppress(StoreError):
+        is_unchanged = False
+        try:
+            is_unchanged = family.is_unchanged(self.root)
+        finally:
+            for history in known:
+                if is_unchanged:
+                    self._forget(history, delete=True)
+                else:
+                    self._release(history)
+        for name in family.names.difference(h.name for h in known) if is_unchanged else ():
+            with contextlib.suppress(StoreError):  # of another server, or too many to be known
                 delete_workspace(self.root, self.root.find(name))
 
     def _scan(self) -> None:
@@ -455,8 +467,30 @@ class Histories:
             raise EngineClosed("the server is stopping")
 
 
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long somebody waits for a history that another request uses."""
+
+    deadline: float  # by time.monotonic()
+    is_wanted: Callable[[], bool]
+
+    @classmethod
+    def of(cls, timeout: float, is_wanted: Callable[[], bool]) -> _Patience:
+        return cls(time.monotonic() + timeout, is_wanted)
+
+    def wait(self, changed: threading.Condition) -> None:
+        """Under the lock of `changed`. Raises WorkspaceBusy when it is over, Cancelled when nobody waits."""
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise WorkspaceBusy()
+        if not self.is_wanted():
+            raise Cancelled()
+        changed.wait(min(left, _ASK_SECONDS))
+
+
 def _close(history: History) -> None:
-    """Closes the workspace of a busy history."""
+    """Closes the workspace of a busy history. What was acknowledged is on disk, whatever closing raises."""
     workspace, history.workspace = history.workspace, None
     if workspace is not None:
-        workspace.close()
+        with contextlib.suppress(KvmemError):
+            workspace.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -15,6 +16,7 @@ from .flags import ServerOptions
 
 log: Final = logging.getLogger("kvmem.server")
 
+_LONG: Final = 65536  # bytes of a body that takes its time to be read
 _MAX_DIGITS: Final = 400  # of a whole number; more is no number anybody means
 _MAX_INTEGER: Final = 2**64 - 1  # beyond these llama-server reads a float, too
 _MIN_INTEGER: Final = -(2**63)
@@ -25,7 +27,10 @@ async def read_body(request: Request, options: ServerOptions) -> dict[str, Any]:
     data = await read_bytes(request, options)
     if options.log_prompts:
         log.info("%s: %s", request.url.path, data.decode("utf-8", "backslashreplace"))
-    body = parse_json(data, options)
+    if len(data) < _LONG:
+        body = parse_json(data, options)
+    else:  # meanwhile others are answered
+        body = await asyncio.to_thread(parse_json, data, options)
     if not isinstance(body, dict):
         raise bad_request("the body of the request must be a JSON object")
     messages = body.get("messages")

@@ -105,7 +105,7 @@ class _Work:
     async def _start(self, answers: PromptAnswers) -> None:
         """Waits for a slot."""
         try:
-            slot = await self._pool.acquire(self.asked.generation.id_slot)
+            slot = await self._pool.acquire(self.asked.generation.id_slot, self)
         except Exception as error:
             self._tell(answers.failed(error))
             return

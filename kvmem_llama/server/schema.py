@@ -435,7 +435,10 @@ def _triggers(
     body: Mapping[str, Any], vocab: Vocab, preserved: frozenset[int], *, is_lazy: bool
 ) -> tuple[GrammarTrigger, ...]:
     found: list[GrammarTrigger] = []
-    for item in body.get("grammar_triggers") or []:
+    triggers = body.get("grammar_triggers")
+    if triggers is not None and not isinstance(triggers, list):
+        raise bad_request("Field 'grammar_triggers': must be a list")
+    for item in triggers or []:
         kind = item.get("type") if isinstance(item, dict) else None
         if not isinstance(kind, int) or not 0 <= kind < len(TRIGGERS):
             raise bad_request("Field 'grammar_triggers': each needs a type from 0 to 3 and a value")

@@ -123,7 +123,10 @@ def _restore(state: ServerState, pool: SlotPool, id_slot: int, owner: str, path:
     root, name = pool.histories.root, new_name(owner)
     try:
         n_read = path.stat().st_size
-        place = import_workspace(root, path, name, segment_records=state.settings.segment_records)
+        place = import_workspace(
+            root, path, name,
+            binding=state.engine.shelf.binding, segment_records=state.settings.segment_records,
+        )  # fmt: skip
         tokens, prompt_end = read_stored(root, place)
     except (OSError, StoreError):
         raise bad_request(
@@ -143,13 +146,17 @@ def _erase(_state: ServerState, pool: SlotPool, id_slot: int, owner: str, _path:
     history = _of(pool, id_slot, owner)
     n = 0
     if history is not None:
-        n = len(history.tokens)
+        n = len(history.tokens) if history.is_auto else 0  # what a client has named is only let go
         if pool.histories.erase(history):
             pool.set_history(id_slot, None)
+        else:  # somebody goes on with it
+            n = 0
     return {"id_slot": id_slot, "n_erased": n}
 
 
 def _of(pool: SlotPool, id_slot: int, owner: str) -> History | None:
     """What the slot holds, if it is this owner's."""
     history = pool.history_of(id_slot)
-    return history if history is not None and history.owner == owner and len(history.tokens) else None
+    if history is None or history.owner != owner or not pool.histories.knows(history):
+        return None
+    return history if len(history.tokens) else None

@@ -24,7 +24,7 @@ from .state import ServerState
 
 T = TypeVar("T")
 
-_N_MORE_THREADS: Final = 4  # for requests that wait for a history
+_N_MORE_THREADS: Final = 4  # for what is left to do when a slot is free again
 
 
 class Running(Protocol):
@@ -60,6 +60,7 @@ class Slot:
 @dataclass(slots=True, eq=False)
 class _Waiting:
     id_slot: int  # -1: any
+    request: object
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Slot]
 
@@ -87,8 +88,9 @@ class SlotPool:
 
     # -- requests
 
-    async def acquire(self, id_slot: int = -1) -> Slot:
+    async def acquire(self, id_slot: int = -1, request: object = None) -> Slot:
         """A slot, when it is this request's turn. id_slot: rather this one, if there is one with this id.
+        request: that this is a part of, one of many; None: it is all of it.
 
         Raises ApiError: 503 when too many wait, when it takes too long, and when the server ends.
         """
@@ -100,9 +102,10 @@ class SlotPool:
             slot = self._free(id_slot)
             if slot is not None:
                 return slot
-            if len(self._waiting) >= self._state.options.max_queue:
+            request = request or object()
+            if len({w.request for w in self._waiting} | {request}) > self._state.options.max_queue:
                 raise ApiError(503, "too many requests are waiting; try again later")
-            mine = _Waiting(id_slot, loop, loop.create_future())
+            mine = _Waiting(id_slot, request, loop, loop.create_future())
             self._waiting.append(mine)
         try:
             return await asyncio.wait_for(asyncio.shield(mine.future), self._state.options.timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -18,18 +19,18 @@ from ..store.names import Place
 from ..store.root import Root
 from .auth import split_name, stored_name
 
-_PREFIX: Final = "auto-"
+_AUTO: Final = re.compile(r"auto-\d{8}-\d{6}-[0-9a-f]{6}")  # what `new_name` gives; others are clients'
 _N_NEWEST: Final = 256  # older ones are not looked at
 
 
 def new_name(owner: str) -> str:
     """A name in the store for a history that no client has named."""
-    return stored_name(owner, f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
+    return stored_name(owner, f"auto-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
 
 
 def is_auto(name: str) -> bool:
     """Whether a name in the store is of a history that no client has named."""
-    return split_name(name)[1].startswith(_PREFIX)
+    return _AUTO.fullmatch(split_name(name)[1]) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field, ValidationError
-from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from .documenting import json_body
 from .errors import bad_request
@@ -25,6 +26,7 @@ T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 
 _MAX_TOKENS: Final = 2**40
+_N_THREADS: Final = 4
 
 
 class Fork(BaseModel):
@@ -41,6 +43,20 @@ class Search(BaseModel):
     n_blocks: int = Field(10, ge=1, le=1000)
 
 
+class _Passing(FileResponse):
+    """A file that is deleted with its folder, however the response ends."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, media_type="application/x-tar", filename=path.name)
+        self._folder: Final = path.parent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
 def router(state: ServerState) -> APIRouter:
     """Everything here is the asking key's own; what belongs to another key answers 404.
 
@@ -48,8 +64,12 @@ def router(state: ServerState) -> APIRouter:
     """
     routes = APIRouter(prefix="/kvmem/v1", tags=["workspaces"])
 
+    # Of their own: what takes long here, such as an export, keeps no request for an answer waiting.
+    threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="kvmem-workspaces")
+
     async def of(request: Request, work: Callable[[Workspaces], T]) -> T:
-        return await asyncio.to_thread(lambda: work(Workspaces(state, request.state.owner)))
+        own = Workspaces(state, request.state.owner)
+        return await asyncio.get_running_loop().run_in_executor(threads, work, own)
 
     async def read(request: Request, shape: type[Body]) -> Body:
         body = await read_body(request, state.options)
@@ -91,12 +111,7 @@ def router(state: ServerState) -> APIRouter:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return FileResponse(
-            folder / "workspace.tar",
-            media_type="application/x-tar",
-            filename="workspace.tar",
-            background=BackgroundTask(shutil.rmtree, folder, ignore_errors=True),
-        )
+        return _Passing(folder / "workspace.tar")
 
     @routes.get("/workspaces/{name:path}", summary="What a workspace holds")
     async def show(request: Request, name: str) -> Response:

@@ -127,10 +127,11 @@ class Root:
                 return item.place
         raise WorkspaceNotFound(workspace)
 
-    def list(self) -> list[Listed]:
-        """All workspaces by name; families that cannot be read come last, each with its error."""
+    def list(self, family: str = "") -> list[Listed]:
+        """All workspaces by name, or those of one family; families that cannot be read come last, each with
+        its error."""
         return sorted(
-            self._scan(),
+            self._scan_family(family) if family else self._scan(),
             key=lambda item: (item.row is None, item.row.name if item.row else item.place.family),
         )
 

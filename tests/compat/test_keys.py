@@ -132,6 +132,10 @@ def test_what_one_key_has_asked_is_not_reused_saved_or_shown_for_another(filled:
     )
     assert server.client.post("/slots/0?action=erase", json={}, headers=BOB).json()["n_erased"] == 0
     assert "4711" not in server.client.get("/slots", headers=BOB).text
+    begun = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "The code is 4711"}]
+    chat = {"messages": begun, "max_tokens": 1, "id_slot": 0}
+    assert server.client.post("/v1/chat/completions", json=chat, headers=ANN).status_code == 200
+    assert "4711" not in server.client.get("/slots", headers=BOB).text
     assert server.client.post("/completion", json=body, headers=BOB).json()["timings"]["cache_n"] == 0
     assert (
         server.client.post("/slots/1?action=restore", json={"filename": "a"}, headers=ANN).status_code == 200

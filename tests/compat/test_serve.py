@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,21 @@ def test_an_exported_workspace_can_be_imported(two_owners: Server, tmp_path: Pat
         [*command, "show", "copy", "--json"], env=env, check=True, capture_output=True, text=True
     )
     assert f'"tokens": {get(two_owners, "/work").json()["n_tokens"]}' in shown.stdout
+
+
+def test_an_export_leaves_nothing_behind_whatever_part_of_it_was_asked_for(two_owners: Server) -> None:
+    def left() -> set[str]:
+        return {path.name for path in Path(tempfile.gettempdir()).glob("kvmem-export-*")}
+
+    before = left()
+    for wanted, status in (("bytes=0-9", 206), ("bytes=99999999999-", 416), ("bytes=abc", 400)):
+        answer = two_owners.client.get("/kvmem/v1/workspaces/work/export", headers={**ANN, "Range": wanted})
+        assert answer.status_code == status
+    for _ in range(100):  # the last one may still be closing its file
+        if left() <= before:
+            return
+        time.sleep(0.05)
+    raise AssertionError(left() - before)
 
 
 def test_metrics_have_llama_servers_names_and_our_own(two_owners: Server) -> None:

@@ -240,6 +240,30 @@ def test_a_slot_is_saved_erased_and_restored(server: ServerRun) -> None:
         assert answer.status_code == 400
 
 
+def test_a_slot_of_another_model_is_not_restored(server: ServerRun, gemma3: Path, tmp_path: Path) -> None:
+    saved = Path(server.state.options.slot_save_path)
+    with ServerRun(settings_of(gemma3, tmp_path, n_ctx=256), slot_save_path=str(saved)) as other:
+        other.post("/completion", prompt=text(20, 7), n_predict=1, id_slot=1)
+        other.post("/slots/1?action=save", filename="gemma.bin")
+    answer = server.client.post("/slots/1?action=restore", json={"filename": "gemma.bin"})
+    assert answer.status_code == 400
+    server.post("/completion", prompt=[2, 5, 6], n_predict=1)
+
+
+def test_what_is_in_a_slot_no_more_is_neither_saved_nor_erased(
+    server: ServerRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "N_IN_RAM", 1)
+    server.post("/completion", prompt="Of one slot", n_predict=1, id_slot=1)
+    for i in range(3):
+        server.post("/completion", prompt=f"{i} of another", n_predict=1, id_slot=0)
+    answer = server.client.post("/slots/1?action=save", json={"filename": "gone.bin"})
+    assert answer.status_code == 400 and "holds nothing" in answer.text
+    server.post("/completion", prompt="A text", n_predict=1, id_slot=1, kvmem={"workspace": "kept"})
+    assert server.post("/slots/1?action=erase")["n_erased"] == 0
+    assert server.client.get("/kvmem/v1/workspaces/kept").status_code == 200
+
+
 def test_a_conversation_beyond_the_window_reads_only_what_is_new(
     smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,11 @@ def test_a_key_may_come_in_either_header_and_health_needs_none() -> None:
     assert ask(options, ("GET", "/health", {})).status_code == 200
 
 
+def test_a_key_may_have_any_letters() -> None:
+    head: Any = {"Authorization": "Bearer schlüssel🔑".encode()}
+    assert ask(ServerOptions(api_key="schlüssel🔑"), ("GET", "/lora-adapters", head)).status_code == 200
+
+
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_histories import FakeEngine, FakeWorkspace, LetterVocab
 
-from kvmem_llama.errors import WorkspaceBusy
+from kvmem_llama.errors import Cancelled, StoreFull, WorkspaceBusy
 from kvmem_llama.native.layout import I32
 from kvmem_llama.server import histories as module
 from kvmem_llama.server.choosing import choose, n_common
@@ -218,6 +218,54 @@ def test_waiting_ends(known: Histories) -> None:
     running.history.tokens = prompt
     with pytest.raises(WorkspaceBusy):
         known.take("", prompt, timeout=0.01)
+
+
+def test_who_has_gone_waits_no_longer(known: Histories) -> None:
+    prompt = tokens(900)
+    running = known.take("", prompt)
+    running.history.tokens = prompt
+    with pytest.raises(Cancelled):
+        known.take("", prompt, timeout=30, is_wanted=lambda: False)
+
+
+def test_without_room_for_a_fork_the_conversation_stays(known: Histories, engine: FakeEngine) -> None:
+    prompt = tokens(1500)
+    history = ask(known, prompt)
+    title = after(prompt[:1200], tokens(40, 5) - 32)
+    engine.is_full = True
+    for wanted in (title, title):
+        with pytest.raises(StoreFull):
+            known.take("", wanted)
+    engine.is_full = False
+    assert not history.is_busy
+    assert ask(known, title) is not history
+    assert ask(known, after(prompt, tokens(20, 99), tokens(30, 1))) is history
+
+
+def test_a_workspace_that_cannot_be_closed_keeps_nobody_waiting(
+    known: Histories, engine: FakeEngine, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "N_OPEN", 0)
+    stored = [ask(known, tokens(MIN_STORED, i)) for i in range(4)]
+    engine.close_fails = True
+    ask(known, tokens(MIN_STORED, 9))
+    engine.close_fails = False
+    short = ask(known, tokens(900, 20))
+    engine.close_fails = True
+    long = ask(known, after(tokens(900, 20), tokens(20, 99), tokens(200, 21)))
+    engine.close_fails = False
+    assert not any(h.is_busy for h in (*stored, short, long))
+
+
+def test_a_workspace_that_was_closed_for_others_is_found_again(known: Histories, engine: FakeEngine) -> None:
+    prompt = tokens(1500)
+    history = ask(known, prompt)
+    assert history.name is not None
+    with known.closed(history.name):
+        assert history.workspace is None
+        with pytest.raises(WorkspaceBusy):
+            known.take("", prompt, timeout=0.01)
+    assert ask(known, prompt) is history
 
 
 def test_a_named_workspace_goes_on_or_is_added_to(known: Histories, engine: FakeEngine) -> None:

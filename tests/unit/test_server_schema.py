@@ -170,6 +170,8 @@ def test_a_trigger_that_is_one_token_must_be_preserved() -> None:
     assert isinstance(found.sampling.grammar, AnswerGrammar)
     assert [(t.type, t.token) for t in found.sampling.grammar.triggers] == [("token", 1)]
     assert "no triggers" in refusal(**{**body, "grammar_triggers": []})
+    for wrong in (5, True, "x", {"type": 1}):
+        assert "must be a list" in refusal(**{**body, "grammar_triggers": wrong})
 
 
 # -- prompts

@@ -139,6 +139,24 @@ def test_too_many_are_sent_away_and_so_are_those_that_wait_too_long(tmp_path: Pa
     run(work())
 
 
+def test_the_parts_of_one_request_count_as_one(tmp_path: Path) -> None:
+    pool = made(tmp_path, max_queue=1)
+
+    async def work() -> None:
+        first = [await pool.acquire() for _ in range(2)]
+        request = object()
+        parts = [asyncio.create_task(pool.acquire(request=request)) for _ in range(20)]
+        await settle()
+        with pytest.raises(ApiError, match="too many"):
+            await pool.acquire()
+        for slot in first:
+            pool.release(slot)
+        for part in parts:
+            pool.release(await part)
+
+    run(work())
+
+
 def test_the_end_of_the_server_is_told_to_all(pool: SlotPool) -> None:
     async def work() -> None:
         request = Request(pool)
