@@ -214,6 +214,8 @@ class _OfWorkspaces(Collector):
 
     def _counts(self, found: Sequence[tuple[str, MemoryStats]]) -> Counts[str]:
         with self._lock:
+            for name in self._last.keys() - {name for name, _ in found}:
+                self._ended.update(self._last.pop(name))
             for name, stats in found:
                 if stats.tiers is None:
                     continue
