@@ -146,6 +146,8 @@ class PromptAnswers:
             fresh=not generation.cache_prompt and memory.name is None,
             timeout=self._state.options.timeout,
             is_wanted=lambda: not self._is_ended,
+            slack=self._prompt.n_after,
+            joined_at=self._prompt.joined_at,
         )
 
     def _refuse_if_ended(self) -> None:
@@ -207,14 +209,17 @@ class PromptAnswers:
             if older is not None:
                 lease.workspace.take_over(older, n_equal(source, whole.tokens))
             return whole
-        if not lease.append:
+        if lease.append:
+            turns, n = lease.workspace.turns(), len(stored)
+            whole = self._prompt.appended(stored, turns[-1].answer if turns else "")
+        elif lease.start:
+            n = lease.start
+            whole = self._prompt.joined(stored[n:])
+        else:
             return self._prompt.over(stored)
-        turns = lease.workspace.turns()
-        whole = self._prompt.appended(stored, turns[-1].answer if turns else "")
-        n = len(stored)
         blank = np.zeros(n, np.bool_)
         return Whole(
-            np.concatenate([stored, whole.tokens]),
+            np.concatenate([stored[:n], whole.tokens]),
             None if whole.question is None else n + whole.question,
             None if whole.scored is None else np.concatenate([blank, whole.scored]),
             None if whole.user is None else np.concatenate([blank, whole.user]),

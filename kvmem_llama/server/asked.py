@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..conversation import N_CLOSING
 from ..engine.chat_template import ChatTemplate, Turn
 from ..engine.grammar import AnswerGrammar, Constraint
 from ..engine.sampling_params import SamplingParams
@@ -25,13 +24,13 @@ from .auth import new_name
 from .chat_request import ChatRequest
 from .errors import bad_request
 from .generation_settings import generation_settings
+from .joining import after_other, closed_first, joined_at, said, without_preamble
 from .schema import TRIGGERS, Generation, json_type
 
 MEMORY_KEYS: Final = ("workspace", "recall", "report")  # of the field `kvmem`
 WORKSPACE_HEADER: Final = "x-kvmem-workspace"
 _INSTRUCTS: Final = ("system", "developer")
 _NEXT_ROLES: Final = ("user", "tool")
-_IN_MIDST: Final = "\0"  # no rendering begins with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class Prompt(Protocol):
     """Its tokens, [n], as the tokenizer makes them."""
     applied: AppliedTemplate | None
     """The chat template that made it; None: it is a text as it is."""
+    n_after: int
+    """How many of its tokens are the template's, after the newest message."""
 
     def over(self, stored: I32) -> Whole:
         """With the ids that are stored where the text is the same."""
@@ -59,6 +60,15 @@ class Prompt(Protocol):
 
     def appended(self, stored: I32, answer: str) -> Whole:
         """After a history that it does not belong to, whose last answer was `answer`; its own tokens only."""
+        ...
+
+    def joined_at(self, stored: I32, prompt_end: int) -> int:
+        """Where in a history a conversation begins that it goes on with, after something else; 0: nowhere.
+        prompt_end: tokens of the history before its last answer."""
+        ...
+
+    def joined(self, stored: I32) -> Whole:
+        """As `over`, after something else. stored: from there on; its own tokens only."""
         ...
 
     def text(self) -> str: ...
@@ -70,6 +80,7 @@ class TextPrompt:
     def __init__(self, vocab: Vocab, tokens: I32) -> None:
         self.wanted: I32 = tokens
         self.applied: AppliedTemplate | None = None
+        self.n_after: int = 0
         self._vocab: Final = vocab
 
     def over(self, stored: I32) -> Whole:
@@ -78,6 +89,12 @@ class TextPrompt:
     def appended(self, stored: I32, answer: str) -> Whole:
         has_bos = self._vocab.add_bos and len(stored) > 0 and int(self.wanted[0]) == self._vocab.bos
         return Whole(self.wanted[1:] if has_bos and len(self.wanted) > 1 else self.wanted)
+
+    def joined_at(self, stored: I32, prompt_end: int) -> int:
+        return 0  # a text says nothing of where it belongs
+
+    def joined(self, stored: I32) -> Whole:
+        return self.appended(stored, "")
 
     def text(self) -> str:
         return self._vocab.detokenize(self.wanted).decode("utf-8", "replace")
@@ -98,18 +115,34 @@ class ChatPrompt:
             applied = replace(applied, is_continuation=False)
         self.applied: AppliedTemplate | None = applied
         self.wanted: I32 = vocab.tokenize(self._turn.text, add_bos=True)
+        end = self._turn.spans[-1][1] if self._turn.spans else len(self._turn.text)
+        self.n_after: int = len(vocab.tokenize(self._turn.text[end:]))
 
     def over(self, stored: I32) -> Whole:
         return self._whole(self._turn, tokenize_messages(self._vocab, self._turn, stored))
 
     def appended(self, stored: I32, answer: str) -> Whole:
-        turn, chat = self._turn, self._chat
+        turn, chat, vocab = self._turn, self._chat, self._vocab
         if len(stored) and all(message["role"] in _NEXT_ROLES for message in chat.messages):
-            newest = _IN_MIDST + self._vocab.detokenize(stored[-N_CLOSING:]).decode("utf-8", "replace")
-            before = [{"role": "user", "content": "..."}, {"role": "assistant", "content": answer}]
-            turn = self._template.turn(newest, [*before, *chat.messages], options=chat.options)
-        tokens = tokenize_turn(self._vocab, turn.text, turn.spans, add_bos=not len(stored))
+            turn = after_other(vocab, self._template, stored, answer, chat.messages, chat.options)
+        elif len(stored):
+            turn = closed_first(vocab, self._template, stored, answer, self._joined)
+        tokens = tokenize_turn(vocab, turn.text, turn.spans, add_bos=not len(stored))
         return self._whole(turn, tokens)
+
+    def joined_at(self, stored: I32, prompt_end: int) -> int:
+        messages = self._chat.messages
+        if all(message["role"] != "assistant" for message in messages):
+            return 0  # it does not tell of its past
+        first = said(messages[0])
+        return joined_at(self._vocab, self._joined, first, stored, prompt_end, n_after=self.n_after)
+
+    def joined(self, stored: I32) -> Whole:
+        return self._whole(self._joined, tokenize_messages(self._vocab, self._joined, stored))
+
+    @functools.cached_property
+    def _joined(self) -> Turn:
+        return without_preamble(self._template, self._turn, self._chat.messages)
 
     def _whole(self, turn: Turn, tokens: TurnTokens) -> Whole:
         return Whole(
@@ -128,21 +161,13 @@ class ChatPrompt:
         """Tokens before the first message that is no instruction: instructions, and definitions of tools."""
         messages, text, at = self._chat.messages, self._turn.text, 0
         for message in messages:
-            said = _said(message)
-            found = text.find(said, at) if said else -1
+            content = said(message)
+            found = text.find(content, at) if content else -1
             if message["role"] not in _INSTRUCTS:
                 is_headed = message is not messages[0] or bool(self._chat.options.tools)
                 return len(self._vocab.tokenize(text[:found])) if is_headed and found > 0 else 0
-            at = max(found + len(said), at)
+            at = max(found + len(content), at)
         return 0
-
-
-def _said(message: Mapping[str, Any]) -> str:
-    """The first text of a message, as templates write it."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = content[0].get("text") if content else ""
-    return content.strip() if isinstance(content, str) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,13 +69,13 @@ def choose(known: Iterable[Known], wanted: I32, vocab: Vocab, *, spans: bool = T
     return [*(choice for _, _, choice in found), Choice("new")]
 
 
-def goes_on(history: Known, wanted: I32, n: int, *, spans: bool = True) -> bool:
+def goes_on(history: Known, wanted: I32, n: int, *, spans: bool = True, slack: int = _SLACK) -> bool:
     """Whether the prompt is the next one of this history, whose first `n` tokens it begins with: all but the
-    last answer is there, or what is lost by an edit of a long one is little."""
+    last answer is there, and `slack` tokens before it, or what is lost by an edit of a long one is little."""
     size = len(history.tokens)
     if not n:
         return False
-    if n == size or n >= min(history.prompt_end, max(history.prompt_end - _SLACK, _SLACK)):
+    if n == size or n >= min(history.prompt_end, max(history.prompt_end - slack, slack)):
         return True
     if size < _LONG or n < MIN_SHARED or not spans:
         return False

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,8 @@ _SHARE_OF_PINS: Final = 4
 _WORTH_WAITING: Final = 512  # tokens that need not be read
 _NONE: Final = np.empty(0, np.int32)
 
+JoinedAt: TypeAlias = Callable[[I32, int], int]
+
 
 class Histories:
     """Any thread. Methods that open or make a workspace wait for the disk."""
@@ -83,15 +85,21 @@ class Histories:
         fresh: bool = False,
         timeout: float = 3600.0,
         is_wanted: Callable[[], bool] = lambda: True,
+        slack: int = 0,
+        joined_at: JoinedAt = lambda stored, prompt_end: 0,
     ) -> Lease:
         """The history that a prompt, [n] token ids, is answered in.
 
         name: in the store, of a workspace that the client has named. only: rather this history than another
         one. fresh: nothing that is stored is used. is_wanted: whether somebody still waits for the answer.
+        slack, joined_at: of one that the client has named: how many tokens before its last answer may differ,
+        and where in its tokens, of which so many come before that answer, the prompt goes on with what is not
+        at their beginning; 0: nowhere.
         Raises StoreError, WorkspaceBusy (after `timeout` seconds), Cancelled (nobody waits), EngineClosed.
         """
         if name is not None:
-            return self._take_named(owner, name, wanted, _Patience.of(timeout, is_wanted))
+            patience = _Patience.of(timeout, is_wanted)
+            return self._take_named(owner, name, wanted, slack, joined_at, patience)
         if fresh:
             return self._new(owner, wanted)
         self._scan()
@@ -284,14 +292,18 @@ class Histories:
         self._release(history)
         return Lease(fork, fork.workspace, is_new=True)
 
-    def _take_named(self, owner: str, name: str, wanted: I32, patience: _Patience) -> Lease:
+    def _take_named(
+        self, owner: str, name: str, wanted: I32, slack: int, joined_at: JoinedAt, patience: _Patience
+    ) -> Lease:
         history = self._named(name, patience, owner=owner)
         try:
             self._open(history, create=True)
             assert history.workspace is not None
             n = n_common(history.tokens, wanted, self._vocab)
-            fits = not len(history.tokens) or goes_on(history, wanted, n, spans=self._spans)
-            return Lease(history, history.workspace, append=not fits)
+            # What only shares its beginning comes after what is there: that is the client's.
+            fits = not len(history.tokens) or goes_on(history, wanted, n, spans=self._spans, slack=slack)
+            start = 0 if fits else joined_at(history.tokens, history.prompt_end)
+            return Lease(history, history.workspace, append=not fits and not start, start=start)
         except BaseException:
             self._release_or_drop(history)
             raise

@@ -44,4 +44,5 @@ class Lease:
     workspace: Workspace
     is_new: bool = False  # it was made for this request
     append: bool = False  # the prompt comes after all that is stored, not in its place
+    start: int = 0  # token at which the conversation begins that the prompt goes on with
     source: History | None = None  # leased, too: what its first step takes over from

@@ -1,0 +1,89 @@
+"""A workspace that a client has named: what goes on with it, what comes after it, and what is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_run import ServerRun, settings_of
+
+Message = dict[str, str]
+SYSTEM = {"role": "system", "content": "Speak like a sailor."}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:
+    with ServerRun(settings_of(smollm2, tmp_path_factory.mktemp("named"), n_ctx=2048)) as run:
+        yield run
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def ask(run: ServerRun, name: str, *messages: Message, n: int = 12) -> tuple[Message, dict[str, Any]]:
+    """The answer, and what the report says of the memory."""
+    whole = run.post(
+        "/v1/chat/completions", messages=messages, max_tokens=n, kvmem={"workspace": name, "report": True}
+    )
+    said: Message = whole["choices"][0]["message"]
+    return {"role": "assistant", "content": said["content"]}, whole["kvmem"]
+
+
+def text_of(run: ServerRun, name: str) -> str:
+    rows = run.client.get(f"/kvmem/v1/workspaces/{name}/blocks", params={"text": True}).json()
+    return "".join(block["text"] for block in rows["blocks"])
+
+
+def test_a_short_message_without_its_past_comes_after_it(server: ServerRun) -> None:
+    first, _ = ask(server, "short", user("Tell me a story."))
+    _, report = ask(server, "short", user("And?"))
+    assert report["n_cached"] > 40
+    held = text_of(server, "short")
+    assert held.index("Tell me a story.") < held.index(first["content"]) < held.index("And?")
+    assert held.count("<|im_start|>system") == 1
+
+
+def test_a_conversation_after_a_text_is_not_read_again_with_every_message(server: ServerRun) -> None:
+    server.post("/completion", prompt="A list of ships. " * 30, n_predict=4, kvmem={"workspace": "ships"})
+    talk = [user("Which ships are there, and where do they sail?")]
+    n_evaluated = []
+    for question in ("And the harbour?", "Who is the captain?", "How many sails does it have?", ""):
+        answer, report = ask(server, "ships", *talk)
+        n_evaluated.append(report["n_evaluated"])
+        talk += [answer, user(question)]
+    assert max(n_evaluated[1:]) < 30
+    held = text_of(server, "ships")
+    assert held.startswith("A list of ships.") and held.count("Which ships are there") == 1
+    assert [held.count(message["content"]) for message in talk[2:-1:2]] == [1, 1, 1]
+
+
+def test_a_message_in_between_costs_one_reading_of_the_conversation_and_loses_nothing(
+    server: ServerRun,
+) -> None:
+    talk = [user("Where is the river, and how wide is it in the summer?")]
+    answer, _ = ask(server, "between", *talk)
+    talk += [answer, user("And in winter?")]
+    ask(server, "between", user("Give this talk a title."))
+    answer, again = ask(server, "between", *talk)
+    assert again["n_evaluated"] > 50
+    talk += [answer, user("And at night?")]
+    answer, report = ask(server, "between", *talk)
+    assert report["n_evaluated"] < 30
+    talk += [answer, user("Why?")]
+    assert ask(server, "between", *talk)[1]["n_evaluated"] < 30
+    assert "Give this talk a title." in text_of(server, "between")
+
+
+@pytest.mark.parametrize("n", [3, 200])
+def test_what_comes_after_an_answer_comes_after_its_end(server: ServerRun, n: int) -> None:
+    name = f"ends-{n}"
+    ask(server, name, SYSTEM, user("Say one word."), n=n)
+    ask(server, name, SYSTEM, user("Say another one."), n=n)
+    ask(server, name, user("A third."), {"role": "assistant", "content": "Aye."}, user("Last."), n=n)
+    held = text_of(server, name)
+    assert held.count("<|im_start|>") - held.count("<|im_end|>\n<|im_start|>") == 1  # the very first one
+    assert held.count("You are a helpful AI assistant") == 0
+    assert held.count(SYSTEM["content"]) == 2
