@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 
 from ..errors import InputError, InvalidOption
 from ..settings import BY_NAME, OPTIONS, Option, Settings, environment
-from .ignored_flags import IGNORED
+from .ignored_flags import ignored, names_model
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -204,7 +204,14 @@ SERVER_OPTIONS: Final = _table()
 _SERVER_NAMES: Final = {option.name: option for option in SERVER_OPTIONS}
 _OFF: Final = {f.metadata["off"]: f.name for f in dataclasses.fields(ServerOptions) if f.metadata["off"]}
 # Other spellings of llama.cpp's.
-_ALSO: Final = {"--webui": "--ui", "--log-verbose": "--verbose", "-no-kvu": "--no-kv-unified"}
+_ALSO: Final = {
+    "-hf": "-m",
+    "-hfr": "-m",
+    "--hf-repo": "-m",
+    "--webui": "--ui",
+    "--log-verbose": "--verbose",
+    "-no-kvu": "--no-kv-unified",
+}
 
 LLAMA_ENV: Final[Mapping[str, str]] = {
     **{f.name: f.metadata["env"] for f in dataclasses.fields(ServerOptions) if f.metadata["env"]},
@@ -274,6 +281,8 @@ def _engine_values(given: Mapping[str, object], environ: Mapping[str, str]) -> d
     values: dict[str, object] = {name: value for name, value in given.items() if name in BY_NAME}
     for option in OPTIONS:
         env = LLAMA_ENV.get(option.name, "")
+        if option.name == "model" and not environ.get(env):
+            env = "LLAMA_ARG_HF_REPO"
         if option.name not in values and not environ.get(option.env) and environ.get(env):
             values[option.name] = option.parse(environ[env], where=env)
     if values.get("n_parallel") in (-1, "-1"):  # llama-server's word for its default
@@ -317,6 +326,11 @@ def _spellings() -> dict[str, tuple[str, bool | None]]:
 FLAGS: Final = _spellings()
 """Every flag of `kvmem serve` that changes something."""
 _NUMBER: Final = re.compile(r"-?\d")
+_OF_REQUESTS: Final = {
+    "system_prompt": "instructions come in the messages of a request",
+    **dict.fromkeys(("grammar", "grammar_file", "json_schema"), "a request has its own `grammar` or schema"),
+}
+"""Options of the engine that say something of one answer."""
 
 
 def _read(arguments: Sequence[str], warnings: list[str]) -> Iterator[tuple[str, object]]:
@@ -328,6 +342,8 @@ def _read(arguments: Sequence[str], warnings: list[str]) -> Iterator[tuple[str, 
         flag = flag.replace("_", "-") if flag.startswith("--") else flag
         if flag in FLAGS:
             name, switch = FLAGS[flag]
+            if name in _OF_REQUESTS:
+                warnings.append(f"{flag} changes nothing here: {_OF_REQUESTS[name]}")
             if switch is None:
                 if not equals and not rest:
                     raise InvalidOption(flag, True, "it needs a value", hint="See `kvmem serve --help`.")
@@ -336,15 +352,19 @@ def _read(arguments: Sequence[str], warnings: list[str]) -> Iterator[tuple[str, 
                 yield name, BY_OPTION[name].parse(inline, where=flag) is switch
             else:
                 yield name, switch
-        elif flag in IGNORED:
-            ignored = IGNORED[flag]
+        elif names_model(flag):
+            raise InvalidOption(
+                flag, inline or " ".join(rest[:1]), "models are not found in this way here",
+                hint="Give -m FILE, or -m owner/name for one of the hub.",
+            )  # fmt: skip
+        elif (row := ignored(flag)) is not None:
             value = inline if equals else ""
-            if ignored.takes_value and not equals and rest and _is_value(rest[0]):
+            if row.takes_value and not equals and rest and _is_value(rest[0]):
                 value = rest.pop(0)
-            if ignored.refuse and value.lower() in ignored.refuse:
-                raise InvalidOption(flag, value, ignored.why, hint="Leave it out.")
-            if not ignored.silent:
-                warnings.append(f"{flag} changes nothing here: {ignored.why}")
+            if row.refuse and value.lower() in row.refuse:
+                raise InvalidOption(flag, value, row.why, hint="Leave it out.")
+            if not row.silent:
+                warnings.append(f"{flag} changes nothing here: {row.why}")
         elif argument.startswith("-") and not _NUMBER.match(argument):
             if not equals and rest and _is_value(rest[0]):
                 argument += " " + rest.pop(0)

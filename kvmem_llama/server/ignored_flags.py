@@ -85,6 +85,60 @@ def _rows() -> Iterator[tuple[Iterable[str], Ignored]]:
     )
     yield ("--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"), Ignored("the server runs no tools; clients do")
     yield ("--sleep-idle-seconds",), Ignored("the model stays loaded", takes_value=True)
+    for flags, why in _MORE:
+        yield flags.split(), Ignored(why, takes_value=True)
 
+
+_MORE: Final = (
+    ("-C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch "
+     "--cpu-strict-batch --prio-batch --poll-batch --numa", "the system places the threads"),
+    ("--rope-scaling --rope-scale --yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow "
+     "--yarn-beta-fast", "of these there are --rope-freq-base and --rope-freq-scale"),
+    ("-kvo --kv-offload -nkvo --no-kv-offload --repack -nr --no-repack --no-host --rpc -lm --load-mode -lzm "
+     "--lazy-mode --mlock -dev --device -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn "
+     "--n-cpu-ffn -sm --split-mode -ts --tensor-split -mg --main-gpu --op-offload --no-op-offload "
+     "--check-tensors --override-kv", "where weights and cells lie is the matter of --gpu-layers alone"),
+    ("-fit --fit -fitt --fit-target -fitc --fit-ctx", "sizes that are left open fit the machine anyway"),
+    ("--lora --lora-scaled --lora-init-without-apply --control-vector --control-vector-scaled "
+     "--control-vector-layer-range", "adapters and control vectors are not applied"),
+    ("-td -tbd -Cd -Crd -Cbd -otd -cmoed -ncmoed -devd -ngld -ctkd -ctvd -hfd -hfrd --draft --draft-n "
+     "--draft-max --draft-min --draft-n-min -lcs --lookup-cache-static -lcd --lookup-cache-dynamic",
+     "there is no speculative decoding"),
+    ("--kv-unified-per-slot -cms --checkpoint-min-step -dt --defrag-thold",
+     "prompts are kept in workspaces; --host-budget and --disk-budget bound them"),
+    ("-r --reverse-prompt -sp --special -e --escape --no-escape --reasoning-effort --reasoning-preserve "
+     "--no-reasoning-preserve", "a request says so itself"),
+    ("--mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload --no-mmproj-offload -mmdev "
+     "--mmproj-device --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps "
+     "--video-timestamp-interval --video-ffmpeg-dir --media-path", "images and sound are not read"),
+    ("--embd-normalize", "embeddings are not supported"),
+    ("-bs --backend-sampling --spm-infill", "there is one way to do it here"),
+    ("--ui-config --webui-config --ui-config-file --webui-config-file", "the page at / is built in"),
+    ("--tools-runtime -ag -no-ag --no-agent --no-ui-mcp-proxy --no-webui-mcp-proxy",
+     "the server runs no tools; clients do"),
+    ("--models-autoload --no-models-autoload", "one model is served"),
+    ("--log-prompts-dir", "--log-prompts writes them to the log"),
+    ("-cl --cache-list --list-devices", "see `kvmem model ls` and `kvmem doctor`"),
+)  # fmt: skip
 
 IGNORED: Final[Mapping[str, Ignored]] = {flag: row for flags, row in _rows() for flag in flags}
+
+_SPECULATION: Final = Ignored("there is no speculative decoding", takes_value=True)
+_OTHER_MODEL: Final = (
+    "-mu", "--model-url", "-dr", "--docker-repo", "-hff", "--hf-file", "--embd-gemma-default",
+    "--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-7b-spec",
+    "--fim-qwen-14b-spec", "--fim-qwen-30b-default", "--gpt-oss-20b-default", "--gpt-oss-120b-default",
+    "--vision-gemma-4b-default", "--vision-gemma-12b-default",
+)  # fmt: skip
+
+
+def ignored(flag: str) -> Ignored | None:
+    """What there is to say of a flag that changes nothing; None: it is not one of llama-server's."""
+    if flag.startswith(("--spec-", "--no-spec-")) or flag.endswith("-draft"):
+        return _SPECULATION
+    return IGNORED.get(flag)
+
+
+def names_model(flag: str) -> bool:
+    """Whether a flag names the model in a way that is not known here: another one must not be served."""
+    return flag in _OTHER_MODEL

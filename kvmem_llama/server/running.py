@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from types import FrameType
 from typing import Final
@@ -15,6 +17,7 @@ from starlette.types import ASGIApp
 
 from .. import models
 from ..errors import InvalidOption
+from ..settings import Settings
 from .app import create_app
 from .flags import ServerOptions
 from .state import ServerState
@@ -28,6 +31,7 @@ def run(state: ServerState) -> None:
     Raises InvalidOption for an address that cannot be used, and what kept the model from being loaded.
     """
     models.check(state.settings.model, state.settings.cache_path)
+    check_folder(state.settings)
     open_log(state.options)
     sockets = bind(state.options.hosts, state.options.port)
     failures: list[BaseException] = []
@@ -78,6 +82,18 @@ class _Server(uvicorn.Server):
         self._state.stop_soon()
 
 
+def check_folder(settings: Settings) -> None:
+    """Raises InvalidOption for a folder of workspaces that cannot be written to."""
+    folder = settings.data_path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InvalidOption("--data-dir", str(folder), why, hint="Choose another.") from None
+
+
 def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     """Sockets that listen on every address. Raises InvalidOption; then none stays open."""
     found: list[socket.socket] = []
@@ -97,8 +113,10 @@ def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
         for one in found:
             one.close()
         why = error.strerror or str(error)
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        option, value = ("--port", port) if is_port else ("--host", host)
         raise InvalidOption(
-            "--port", port, f"cannot listen on {host}: {why}", hint="Choose another."
+            option, value, f"cannot listen on {host}: {why}", hint="Choose another."
         ) from None
     return found
 

@@ -142,6 +142,9 @@ class ServerState:
         engine = open_engine(path, self.settings)
         for warning in engine.plan.warnings if engine.plan else ():
             self._told(f"warning: {warning}")
+        n_view = engine.core.n_view
+        if self.settings.n_ctx > n_view:
+            self._told(f"warning: -c is cut to the {n_view} tokens that the model was trained with")
         self.adopt(engine)
 
     def adopt(self, engine: WorkspaceEngine) -> None:
