@@ -119,6 +119,32 @@ def test_switches_may_be_given_a_value_and_may_be_switched_off() -> None:
     assert parsed("--no-jinja").settings.jinja is False
 
 
+def test_a_model_of_the_hub_may_be_named_as_llama_server_has_it() -> None:
+    assert parsed("-hf owner/name:Q4_K_M").settings.model == "owner/name:Q4_K_M"
+    assert parsed("", {"LLAMA_ARG_HF_REPO": "owner/name"}).settings.model == "owner/name"
+    assert parsed("", {"LLAMA_ARG_HF_REPO": "owner/name", "LLAMA_ARG_MODEL": "x"}).settings.model == "x"
+    for line in ("-mu https://x/y.gguf", "--docker-repo=x", "-hff x.gguf", "--gpt-oss-20b-default"):
+        with pytest.raises(InvalidOption, match="-m owner/name"):
+            parsed(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--mlock", "--gpu-layers"),
+        ("-ts 1,2", "--gpu-layers"),
+        ("--prio 2", "the system places the threads"),
+        ("--spec-draft-n-max 4", "no speculative decoding"),
+        ("--gpu-layers-draft 4", "no speculative decoding"),
+        ("--grammar x", "a request has its own `grammar`"),
+        ("-sys x", "in the messages of a request"),
+    ],
+)
+def test_what_changes_nothing_is_told_with_its_reason(line: str, why: str) -> None:
+    (warning,) = parsed(line).warnings
+    assert "changes nothing here" in warning and why in warning
+
+
 def test_keys_come_from_flags_and_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# of the team\none\n\ntwo\n")
