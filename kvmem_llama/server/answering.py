@@ -15,6 +15,7 @@ from ..memory.report import Recalled, StepResult
 from ..native.layout import I32
 from ..workspace import Answer
 from .asked import Constraints, MemoryRequest, Prompt, Whole
+from .auth import split_name
 from .choosing import n_equal
 from .errors import context_exceeded
 from .formats.answer import AnswerState, Ended, Head
@@ -290,8 +291,8 @@ class PromptAnswers:
             "n_recalled": usage.recalled,
             "n_replayed": usage.replayed,
         }
-        if memory.shown:
-            found["workspace"] = memory.shown
+        if lease.history.name is not None:
+            found["workspace"] = split_name(lease.history.name)[1]
         if memory.report:
             found["recalls"] = [report_object(report) for report in result.recalls]
         return {"kvmem": found}

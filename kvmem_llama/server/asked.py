@@ -264,7 +264,6 @@ class MemoryRequest:
 
     owner: str = ""
     name: str | None = None  # in the store
-    shown: str = ""  # what the client calls it
     recall: RecallParams | None = None
     report: bool = False
 
@@ -282,7 +281,6 @@ class MemoryRequest:
         return cls(
             owner=owner,
             name=new_name(owner, name) if name else None,
-            shown=name or "",
             recall=_recall(found.get("recall")),
             report=found.get("report") is True,
         )

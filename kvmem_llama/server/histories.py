@@ -175,7 +175,7 @@ class Histories:
             _close(history)
             yield
         finally:
-            if history.is_auto:
+            if history.is_read:
                 self._release(history)
             else:  # it is found by its name
                 self._forget(history)
@@ -363,7 +363,9 @@ class Histories:
         """Whether the tokens of a history are known; those on disk are read when they are first wanted."""
         if not history.is_read and history.place is not None:
             try:
-                history.tokens, history.prompt_end = read_stored(self.root, history.place)
+                stored = read_stored(self.root, history.place)
+                history.tokens, history.prompt_end = stored.tokens, stored.prompt_end
+                history.is_unfinished = stored.is_unfinished
             except StoreError:
                 history.tokens = _NONE
             if len(history.tokens) and int(history.tokens.max()) >= self._vocab.n_tokens:

@@ -127,16 +127,16 @@ def _restore(state: ServerState, pool: SlotPool, id_slot: int, owner: str, path:
             root, path, name,
             binding=state.engine.shelf.binding, segment_records=state.settings.segment_records,
         )  # fmt: skip
-        tokens, prompt_end = read_stored(root, place)
+        stored = read_stored(root, place)
     except (OSError, StoreError):
         raise bad_request(
             "Unable to restore slot: No available space in KV cache or invalid slot save file"
         ) from None
-    pool.set_history(id_slot, pool.histories.adopt(owner, name, tokens, prompt_end))
+    pool.set_history(id_slot, pool.histories.adopt(owner, name, stored.tokens, stored.prompt_end))
     return {
         "id_slot": id_slot,
         "filename": path.name,
-        "n_restored": len(tokens),
+        "n_restored": len(stored.tokens),
         "n_read": n_read,
         "timings": {"restore_ms": (time.monotonic() - began) * 1000},
     }

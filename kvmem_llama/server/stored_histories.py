@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import StoreError
 from ..native.layout import I32
+from ..store.ahead import rows_ahead
 from ..store.content import iter_steps, read_tokens
 from ..store.names import Place
 from ..store.root import Root
@@ -55,17 +56,26 @@ def find_stored(root: Root) -> list[Stored]:
     return found
 
 
-def read_stored(root: Root, place: Place) -> tuple[I32, int]:
-    """Token ids of a history, [n], and how many of them come before its last answer; nothing is opened.
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What is stored of a history."""
 
-    Raises StoreError.
-    """
+    tokens: I32  # [n] ids
+    prompt_end: int  # tokens before its last answer
+    is_unfinished: bool = False  # a read was interrupted; no step over these tokens has ended
+
+
+def read_stored(root: Root, place: Place) -> Read:
+    """Nothing is opened for it. Raises StoreError."""
     with root.family(place.family, read_only=True) as family, family.catalog.snapshot() as db:
         row = next((row for row in family.present() if row.id == place.workspace), None)
         if row is None:
-            return np.empty(0, np.int32), 0
+            return Read(np.empty(0, np.int32), 0)
+        if not row.n_tokens:
+            ids = b"".join(ahead.ids for ahead in rows_ahead(db, row.id))
+            return Read(np.frombuffer(ids, "<i4").astype(np.int32), len(ids) // 4, is_unfinished=bool(ids))
         tokens = read_tokens(db, row.lineage, 0, row.n_tokens)
         end = row.n_tokens
         for step in iter_steps(db, row.lineage):
             end = int(json.loads(step.options or "{}").get("answer_start", step.end))
-        return tokens, min(end, row.n_tokens)
+        return Read(tokens, min(end, row.n_tokens))

@@ -151,6 +151,7 @@ class Workspaces:
                 if not with_text and to_the_end and first >= max(at, row.n_tokens)
             ]
             if with_text and blocks:
+                self._state.engine.shelf.binding.check(found.family.binding)
                 first = blocks[0]["start"]
                 tokens = read_tokens(db, row.lineage, first, at)  # the blocks lie one after the other
                 for block in blocks:

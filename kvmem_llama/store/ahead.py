@@ -26,7 +26,7 @@ def put_ahead(db: Db, workspace: str, rows: Sequence[AheadRow]) -> list[Location
     for before, after in pairwise(rows):
         if (after.number, after.start) != (before.number + 1, before.start + before.count):
             raise BadRow(f"block {after.number} ahead of {workspace} does not continue block {before.number}")
-    there = list(AHEAD.rows(db, "workspace=?", (workspace,), "ORDER BY number"))
+    there = rows_ahead(db, workspace)
     freed: list[Location] = []
     if there and there[-1].number + 1 != rows[0].number:
         kept = {row.location for row in rows}
@@ -47,6 +47,11 @@ def drop_ahead(db: Db, workspace: str, adopted: Sequence[Location] = ()) -> list
     there = [row.location for row in AHEAD.rows(db, "workspace=?", (workspace,))]
     AHEAD.delete(db, "workspace=?", (workspace,))
     return free_slots(db, [at for at in there if at not in kept])
+
+
+def rows_ahead(db: Db, workspace: str) -> list[AheadRow]:
+    """In the order of their tokens."""
+    return list(AHEAD.rows(db, "workspace=?", (workspace,), "ORDER BY number"))
 
 
 def n_tokens_ahead(db: Db, workspace: str) -> int:

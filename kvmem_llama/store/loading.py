@@ -13,6 +13,7 @@ import numpy as np
 from kvmem_llama.errors import RecordDamaged, StoreError
 from kvmem_llama.native.layout import U8
 
+from .ahead import rows_ahead
 from .append import Heat, read_heat, set_means, workspace_row
 from .content import (
     Span,
@@ -32,7 +33,7 @@ from .records import Record
 from .row_chunks import RowChunks
 from .rows import AheadRow, BlockRow, WorkspaceRow
 from .steps import MeanOf, NewBlock, ReadBlock, Restored
-from .tables import AHEAD, Db
+from .tables import Db
 from .token_file import TokenChunks, TokenSource
 
 _HALF_LIFE: Final = Uses().half_life  # commits
@@ -127,7 +128,7 @@ def _ahead_run(db: Db, row: WorkspaceRow, blocks: Sequence[BlockRow], block_size
     """The blocks that continue the complete ones without a gap."""
     number = len(blocks) - (1 if blocks and blocks[-1].count < block_size else 0)
     run: list[AheadRow] = []
-    for ahead in AHEAD.rows(db, "workspace=?", (row.id,), "ORDER BY number"):
+    for ahead in rows_ahead(db, row.id):
         if ahead.number != number + len(run):
             break
         run.append(ahead)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from server_run import ServerRun, settings_of
 
+from kvmem_llama.server import histories
+
 Message = dict[str, str]
 SYSTEM = {"role": "system", "content": "Speak like a sailor."}
 
@@ -75,6 +77,25 @@ def test_a_message_in_between_costs_one_reading_of_the_conversation_and_loses_no
     talk += [answer, user("Why?")]
     assert ask(server, "between", *talk)[1]["n_evaluated"] < 30
     assert "Give this talk a title." in text_of(server, "between")
+
+
+def test_a_read_that_was_interrupted_goes_on_after_a_restart(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "MIN_STORED", 256)
+    settings = settings_of(smollm2, tmp_path, n_ctx=512, commit_blocks=4)
+    prompt = " ".join(f"{i} sheep went over the hill." for i in range(300))
+    body = {"prompt": prompt, "n_predict": 1}
+    with ServerRun(settings) as run:
+        lines = run.lines("/completion", return_progress=True, **body)
+        for _ in range(12):
+            assert "prompt_progress" in next(lines)
+        lines.close()  # type: ignore[attr-defined]
+    with ServerRun(settings) as run:
+        timings = run.post("/completion", **body, kvmem={"report": True})
+        assert timings["timings"]["prompt_n"] < timings["tokens_evaluated"] - 500
+        rows = run.client.get("/kvmem/v1/workspaces").json()["workspaces"]
+        assert [row["name"] for row in rows] == [timings["kvmem"]["workspace"]]
 
 
 @pytest.mark.parametrize("n", [3, 200])

@@ -29,7 +29,7 @@ def test_a_workspace_is_named_in_the_body_or_in_a_header() -> None:
     assert MemoryRequest.of({}, sent, "").name == "Müller 🦙"
     assert MemoryRequest.of({}, "M\xfcller", "").name == "Müller"
     found = MemoryRequest.of({"kvmem": None}, "notes", OWNER)
-    assert (found.name, found.shown) == (f"key-{OWNER}/notes", "notes")
+    assert found.name == f"key-{OWNER}/notes"
 
 
 def test_what_is_recalled_may_be_chosen_for_one_request() -> None:
