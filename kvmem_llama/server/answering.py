@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -62,6 +63,7 @@ class PromptAnswers:
         self._tell: Final = tell
         self._lock: Final = threading.Lock()
         self._answer: Answer | None = None
+        self._lease: Lease | None = None
         self._is_ended = False
         self._number: Final = next(pool.numbers)
         self._view: Final = View(head.generation, len(prompt.wanted))
@@ -78,6 +80,8 @@ class PromptAnswers:
                 answer.stop()
             else:
                 answer.cancel()
+                if self._lease is not None:  # a client that asks again waits for what is read
+                    self._lease.history.will_hold(self._view.tokens)
 
     def failed(self, error: BaseException) -> Told:
         """What is told of an error."""
@@ -116,7 +120,7 @@ class PromptAnswers:
                 last = self._nothing(slot)
             else:
                 self._refuse_if_ended()
-                lease = self._take()
+                lease = self._lease = self._take()
                 # The first one comes last: a client that goes on does so with it.
                 for number in reversed(range(self._head.generation.n_cmpl)):
                     self._refuse_if_ended()
@@ -165,9 +169,11 @@ class PromptAnswers:
         limit, is_cut = _limit(generation, n, n_view)
         lease.history.n_head = whole.n_head or lease.history.n_head
         n_known = n_equal(_known(stored, lease), whole.tokens)
-        query_start = self._query_start(whole, n_known, n_view)
+        plan = match(stored, whole.tokens, spans=self._state.engine.core.settings.reuse == "spans")
+        n_old = max(n_known, plan.spans[-1].new_end if plan.spans else 0)
+        query_start = self._query_start(whole, n_old, n_view)
         n_kept = min(n_known, query_start)
-        if n_kept < len(stored) and not match(stored, whole.tokens).n_carried:
+        if n_kept < len(stored) and not plan.n_carried:
             # The end of the history, mostly an answer, is taken back where the prompt goes on in another way
             # and nothing after that can be taken over: what is before it stays in its cells.
             workspace.truncate(n_kept)
@@ -226,11 +232,12 @@ class PromptAnswers:
             None if whole.user is None else np.concatenate([blank, whole.user]),
         )
 
-    def _query_start(self, whole: Whole, n_known: int, n_view: int) -> int:
+    def _query_start(self, whole: Whole, n_old: int, n_view: int) -> int:
         """Index of the first token that may belong to the query: of the newest message. While everything fits
-        the view nothing is recalled, and only what is new need be evaluated."""
+        the view nothing is recalled, and only what is new need be evaluated: n_old tokens end with one that
+        is stored."""
         settings, n = self._state.engine.core.settings, len(whole.tokens)
-        n_new = min(n_known, n - 1)
+        n_new = min(n_old, n - 1)
         reserve = n_view // _SHARE_OF_VIEW if settings.n_reserve < 0 else settings.n_reserve
         if n + reserve <= n_view:
             return n_new
@@ -250,7 +257,12 @@ class PromptAnswers:
             text = text[: teller.cut]
         message = ParsedMessage(text, "", ())
         if self._head.parses and result.message is not None:
-            message = result.message
+            said = result.message
+            message = replace(
+                said,
+                content=teller.whole(said.content),
+                reasoning_content=teller.whole(said.reasoning_content),
+            )
         return Ended(
             index=teller.state.index,
             content=text,

@@ -81,7 +81,11 @@ async def _load(state: ServerState, failed: Failed) -> None:
     except BaseException as error:
         failed(error)
         return
-    log.info("model loaded: %s", state.facts.name)
+    settings, facts = state.settings, state.facts
+    log.info(
+        "model loaded: %s; %d slots, each with a view of %d tokens; workspaces in %s",
+        facts.name, settings.n_parallel, facts.n_ctx, settings.data_path,
+    )  # fmt: skip
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:

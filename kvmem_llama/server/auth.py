@@ -55,6 +55,7 @@ def stored_name(owner: str, name: str) -> str:
     It begins with the owner, so that it survives restarts, forks and renames, and so that two owners may use
     the same name. Raises InvalidName for one that would be another owner's.
     """
+    name = unicodedata.normalize("NFC", name)  # as the store has it
     if owner:
         return f"key-{owner}/{name}"
     if _OWNED.fullmatch(name):

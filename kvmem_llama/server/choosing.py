@@ -24,6 +24,7 @@ _SLACK: Final = 16  # tokens before an answer that may differ: how the template 
 _LONG: Final = 1024  # tokens; a shorter history is rather forked than edited
 _NEAR: Final = 64  # tokens
 _CHUNK: Final = 4096  # tokens compared at once
+_N_EDITED: Final = 8  # long histories that are compared whole, though they begin in another way
 _LOST: Final = 16  # of a long one, one in so many tokens may be lost by an edit
 
 Plan = Literal["go_on", "fork", "new"]
@@ -48,39 +49,56 @@ class Known(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`n_common`: tokens of the history that the wanted prompt begins with."""
+    """`n_kept`: tokens that need not be read."""
 
     plan: Plan
     number: int = -1  # of the history
-    n_common: int = 0
+    n_kept: int = 0
 
 
 def choose(known: Iterable[Known], wanted: I32, vocab: Vocab, *, spans: bool = True) -> list[Choice]:
     """The histories that the wanted prompt, [n] token ids, can be made of, the best first; the last choice is
-    always a new history. spans: equal spans after an edit are taken over."""
-    found: list[tuple[int, int, Choice]] = []
+    always a new history.
+
+    known: those used last first. spans: equal spans after an edit are taken over.
+    """
+    found: list[Choice] = []
+    edited: list[tuple[int, Known]] = []  # at their very beginning, if they are this one at all
     for number, history in enumerate(known):
         n = n_common(history.tokens, wanted, vocab)
-        if goes_on(history, wanted, n, spans=spans):
-            found.append((n, 1, Choice("go_on", number, n)))
-        elif not history.is_unfinished and n >= MIN_SHARED:
-            found.append((n, 0, Choice("fork", number, n)))
-    found.sort(key=lambda item: item[:2], reverse=True)
-    return [*(choice for _, _, choice in found), Choice("new")]
+        if goes_on(history, n):
+            found.append(Choice("go_on", number, n))
+        elif n >= MIN_SHARED:
+            kept = n_kept(history, wanted, spans=spans)
+            if kept:
+                found.append(Choice("go_on", number, kept))
+            elif not history.is_unfinished:
+                found.append(Choice("fork", number, n))
+        elif n and len(edited) < _N_EDITED and len(history.tokens) >= _LONG:
+            edited.append((number, history))
+    if all(choice.n_kept < len(wanted) // 2 for choice in found):
+        kept_of = ((number, n_kept(history, wanted, spans=spans)) for number, history in edited)
+        found += [Choice("go_on", number, n) for number, n in kept_of if n]
+    found.sort(key=lambda choice: (choice.n_kept, choice.plan == "go_on"), reverse=True)
+    return [*found, Choice("new")]
 
 
-def goes_on(history: Known, wanted: I32, n: int, *, spans: bool = True, slack: int = _SLACK) -> bool:
-    """Whether the prompt is the next one of this history, whose first `n` tokens it begins with: all but the
-    last answer is there, and `slack` tokens before it, or what is lost by an edit of a long one is little."""
+def goes_on(history: Known, n: int, *, slack: int = _SLACK) -> bool:
+    """Whether a prompt that begins with the first `n` tokens of this history is the next one of it: all but
+    the last answer is there, and `slack` tokens before it."""
+    needed = min(history.prompt_end, max(history.prompt_end - slack, slack))
+    return n > 0 and (n == len(history.tokens) or n >= needed)
+
+
+def n_kept(history: Known, wanted: I32, *, spans: bool = True) -> int:
+    """How many tokens of the prompt need not be read if it is an edit of this history; 0: it is none. What is
+    lost by an edit, of a long history, is little."""
     size = len(history.tokens)
-    if not n:
-        return False
-    if n == size or n >= min(history.prompt_end, max(history.prompt_end - slack, slack)):
-        return True
-    if size < _LONG or n < MIN_SHARED or not spans:
-        return False
+    if size < _LONG or not spans:
+        return 0
     plan = match(history.tokens, wanted)
-    return size - plan.prefix - plan.n_carried <= size // _LOST
+    kept = plan.prefix + plan.n_carried
+    return kept if size - kept <= size // _LOST else 0
 
 
 def n_common(stored: I32, wanted: I32, vocab: Vocab) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,9 +29,11 @@ from ..store.root import Root
 from ..workspace import Workspace, WorkspaceEngine
 from .auth import split_name
 from .auto_budget import AutoFamily, families_to_delete
-from .choosing import Choice, choose, goes_on, n_common
+from .choosing import Choice, choose, goes_on, n_common, n_kept
 from .history import History, Lease
 from .stored_histories import find_stored, new_name, read_stored
+
+log: Final = logging.getLogger("kvmem.server")
 
 N_IN_RAM: Final = 32
 """Histories in RAM that are kept; those used last stay."""
@@ -255,13 +258,14 @@ class Histories:
         """The history is busy from here on. Under the lock."""
         while True:
             self._refuse_if_closed()
-            mine = [h for h in self._all if h.owner == owner and h.is_auto and self._read(h)]
+            newest = sorted(self._all, key=lambda h: h.used, reverse=True)
+            mine = [h for h in newest if h.owner == owner and h.is_auto and self._read(h)]
             if only is not None and only in mine:
                 mine = [only]
             choices = choose(mine, wanted, self._vocab, spans=self._spans)
             best = choices[0]
             idle = next(c for c in choices if c.plan == "new" or not mine[c.number].is_busy)
-            if best.n_common - idle.n_common < _WORTH_WAITING:
+            if best.n_kept - idle.n_kept < _WORTH_WAITING:
                 best = idle
             if best.plan == "new":
                 return None, best
@@ -301,7 +305,8 @@ class Histories:
             assert history.workspace is not None
             n = n_common(history.tokens, wanted, self._vocab)
             # What only shares its beginning comes after what is there: that is the client's.
-            fits = not len(history.tokens) or goes_on(history, wanted, n, spans=self._spans, slack=slack)
+            fits = not len(history.tokens) or goes_on(history, n, slack=slack)
+            fits = fits or (n > 0 and n_kept(history, wanted, spans=self._spans) > 0)
             start = 0 if fits else joined_at(history.tokens, history.prompt_end)
             return Lease(history, history.workspace, append=not fits and not start, start=start)
         except BaseException:
@@ -461,6 +466,9 @@ class Histories:
                     self._forget(history, delete=True)
                 else:
                     self._release(history)
+        if is_unchanged:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(family.used))
+            log.info("deleted %s, last used %s: --auto-budget", ", ".join(sorted(family.names)), used)
         for name in family.names.difference(h.name for h in known) if is_unchanged else ():
             with contextlib.suppress(StoreError):  # of another server, or too many to be known
                 delete_workspace(self.root, self.root.find(name))

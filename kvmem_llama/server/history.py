@@ -31,6 +31,12 @@ class History:
         self.n_pinned = 0  # of these, kept in every view
         self.is_unfinished = False  # `tokens` were read, but no step over them has ended
 
+    def will_hold(self, tokens: I32) -> None:
+        """It is busy with a prompt whose client has gone, and will soon hold what was read of it. Any
+        thread, without a lock: what comes after that says the same, or more."""
+        if self.is_busy and not len(self.tokens):
+            self.tokens = tokens
+
     @property
     def is_stored(self) -> bool:
         return self.name is not None

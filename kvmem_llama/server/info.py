@@ -127,7 +127,7 @@ def props(state: ServerState, media_marker: str) -> dict[str, Any]:
         "endpoint_metrics": options.metrics,
         "ui": options.ui,
         "ui_settings": {},
-        "chat_template": templates.source,
+        "chat_template": "" if state.template.is_plain else templates.source,
         "chat_template_caps": dict(templates.caps),
         "bos_token": facts.bos_token,
         "eos_token": facts.eos_token,

@@ -9,12 +9,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..engine.answer_parser import MessageDelta
 from ..memory.report import Event, Finished, MessagePiece, Progress, StepResult, TextPiece
 from ..native.layout import I32
 from .formats.answer import AnswerState, Ended, Head, Piece
 from .schema import Generation
 from .state import ServerState
 from .timing import Clock
+
+_PART: Final = "\ufffd"  # what stands for a part of a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +109,24 @@ class Teller:
             self._piece(event)
         elif isinstance(event, MessagePiece):
             if self._head.parses and generation.stream:
-                self._flush()
-                piece = self._newest
-                self._tell(
-                    Told(self.state, Piece(delta=event.delta, probs=piece.probs, timings=piece.timings))
-                )
+                self._message(event.delta)
         elif isinstance(event, Finished):
             self._flush(event.result)
 
+    def whole(self, text: str) -> str:
+        """`text`, whose end is the answer's, without a character of which the answer has only a part."""
+        return text.removesuffix(_PART) if self._decoder.getstate()[0] else text
+
     # -- private
+
+    def _message(self, delta: MessageDelta) -> None:
+        self._flush()
+        shown = replace(
+            delta, content=self.whole(delta.content), reasoning_content=self.whole(delta.reasoning_content)
+        )
+        if shown == delta or shown.content or shown.reasoning_content:
+            piece = self._newest
+            self._tell(Told(self.state, Piece(delta=shown, probs=piece.probs, timings=piece.timings)))
 
     def _progress(self, event: Progress) -> None:
         if event.phase not in self._done:
@@ -151,11 +163,14 @@ class Teller:
         self._tell(Told(self.state, Piece(progress=progress, timings=timings)))
 
     def _piece(self, event: TextPiece) -> None:
-        self._text += event.text
         if event.token is None:  # text that was held back, and belongs to the last token
+            text = self.whole(event.text)
+            self._text += text
             held, self._held = self._held, None
-            self._send(replace(held or replace(self._newest, is_first=False), text=event.text))
+            if text or held is not None:
+                self._send(replace(held or replace(self._newest, is_first=False), text=text))
             return
+        self._text += event.text
         self._begin()
         self._flush()
         self._clock.token()

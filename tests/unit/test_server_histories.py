@@ -13,7 +13,7 @@ from fake_histories import FakeEngine, FakeWorkspace, LetterVocab
 from kvmem_llama.errors import Cancelled, StoreFull, WorkspaceBusy
 from kvmem_llama.native.layout import I32
 from kvmem_llama.server import histories as module
-from kvmem_llama.server.choosing import choose, n_common
+from kvmem_llama.server.choosing import Choice, choose, n_common
 from kvmem_llama.server.histories import MIN_STORED, Histories
 from kvmem_llama.server.history import History, Lease
 from kvmem_llama.settings import Settings
@@ -100,6 +100,24 @@ def test_of_several_histories_the_longest_in_common_is_the_first_choice() -> Non
     wanted = after(long, tokens(9, 5))
     found = choose([known_one(short, 380), known_one(long, 580)], wanted, VOCAB)
     assert [(c.plan, c.number) for c in found] == [("go_on", 1), ("go_on", 0), ("new", -1)]
+
+
+def test_an_edit_at_the_very_beginning_of_a_long_history_goes_on() -> None:
+    stored = tokens(2000)
+    wanted = after(stored[:20], tokens(3, 3) - 32, stored[23:], tokens(50, 4) - 32)
+    others = [known_one(after(stored[:40], tokens(900, seed)), 900) for seed in (7, 8)]
+    assert choose([*others, known_one(stored, 1900)], wanted, VOCAB)[0] == Choice("go_on", 2, 1997)
+    other = after(stored[:20], tokens(2000, 9) - 32)
+    assert choose([known_one(stored, 1900)], other, VOCAB)[0].plan == "new"
+
+
+def test_what_an_edit_keeps_counts_for_more_than_a_longer_beginning() -> None:
+    stored = tokens(2000)
+    date = tokens(2, 3) - 32
+    today = after(stored[:300], date, stored[302:400])  # another conversation of the same day
+    wanted = after(stored[:300], date, stored[302:], tokens(50, 4) - 32)
+    found = choose([known_one(after(today, tokens(60, 5)), 450), known_one(stored, 1900)], wanted, VOCAB)
+    assert [(c.plan, c.number) for c in found] == [("go_on", 1), ("fork", 0), ("new", -1)]
 
 
 def test_what_was_only_read_is_gone_on_with_or_left() -> None:

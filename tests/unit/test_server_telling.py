@@ -83,6 +83,17 @@ def test_half_a_character_is_not_told() -> None:
     assert run.teller.tokens == [3, 4]
 
 
+def test_an_answer_that_ends_within_a_character_is_told_without_it() -> None:
+    run = Run().take(text("a", 1), text("", 3), text("\ufffd", None), Finished(result()))
+    assert "".join(piece.text for piece in run.pieces) == "a"
+    assert (run.teller.whole("a\ufffd"), run.teller.whole("b")) == ("a", "b")
+    delta = MessagePiece(MessageDelta(content="\ufffd"))
+    parsed = Run(parses=True).take(text("a", 1), MessagePiece(MessageDelta(content="a")), text("", 3), delta)
+    assert [piece.delta.content for piece in parsed.pieces if piece.delta] == ["a"]
+    done = Run().take(text("", 3), text("\xfc", 4), Finished(result()))
+    assert done.teller.whole("\ufffd") == "\ufffd"
+
+
 def test_text_that_was_held_back_belongs_to_the_last_token() -> None:
     run = Run().take(text("", 1), text("", END), text("a", None), Finished(result(stop_type="eos")))
     assert run.texts == [("", 1, 1), ("a", END, 2)]
