@@ -118,7 +118,7 @@ class InvalidOption(BudgetError):
 
     def __init__(self, name: str, value: object, why: str, *, hint: str = "") -> None:
         given = name if value is True else f"{name} = {value!r}"  # a flag has no value of its own
-        super().__init__(f"{given}: {why}", hint=hint or "See `kvmem ask --help` or docs/options.md.")
+        super().__init__(f"{given}: {why}", hint=hint or "See docs/options.md.")
         self.name = name
         self.value = value
         self.why = why

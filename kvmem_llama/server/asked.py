@@ -278,11 +278,14 @@ class MemoryRequest:
         name = found.get("workspace", None if header is None else _as_sent(header))
         if name is not None and not isinstance(name, str):
             raise bad_request(f"Field 'kvmem.workspace': must be a string, but is {json_type(name)}")
+        report = found.get("report")
+        if report is not None and not isinstance(report, bool):
+            raise bad_request(f"Field 'kvmem.report': must be true or false, but is {json_type(report)}")
         return cls(
             owner=owner,
             name=new_name(owner, name) if name else None,
             recall=_recall(found.get("recall")),
-            report=found.get("report") is True,
+            report=report is True,
         )
 
 

@@ -25,6 +25,8 @@ OWNER = "a" * 24
 def test_a_workspace_is_named_in_the_body_or_in_a_header() -> None:
     assert MemoryRequest.of({}, None, "").name is None
     assert MemoryRequest.of({"kvmem": {"workspace": "notes"}}, "other", "").name == "notes"
+    with pytest.raises(ApiError, match=r"Field 'kvmem\.report': must be true or false, but is string"):
+        MemoryRequest.of({"kvmem": {"report": "yes"}}, None, "")
     sent = "Müller 🦙".encode().decode("latin-1")  # as the bytes of a header are read
     assert MemoryRequest.of({}, sent, "").name == "Müller 🦙"
     assert MemoryRequest.of({}, "M\xfcller", "").name == "Müller"
