@@ -115,6 +115,26 @@ def test_an_answer_can_be_stopped_and_the_conversation_goes_on(page: Any) -> Non
     page.wait_for_selector("#messages li:nth-of-type(4)")
 
 
+def test_a_question_that_was_not_answered_can_be_sent_again(page: Any) -> None:
+    page.fill("#max-tokens", "2")
+    failed = 'data: {"error":{"message":"no luck"}}\n\n'
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=failed),
+    )
+    page.fill("#question", "Is it late?")
+    page.click("#send")
+    page.wait_for_selector("#messages li.error")
+    page.wait_for_selector("#stop[disabled]")
+    assert page.locator("#messages li.user").count() == 0
+    assert page.input_value("#question") == "Is it late?"
+    page.unroute("**/v1/chat/completions")
+    page.click("#send")
+    page.wait_for_selector("#messages li.assistant span:nth-of-type(2):not(:empty)")
+    page.wait_for_selector("#stop[disabled]")
+    assert page.locator("#messages li.user").count() == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_narrow_screen(page: Any, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)

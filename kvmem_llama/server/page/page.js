@@ -69,7 +69,7 @@ function say(text) {
 
 async function ask(question) {
   messages.push({ role: "user", content: question });
-  shown("user", question);
+  const asked = shown("user", question);
   const item = shown("assistant");
   const reasoning = document.createElement("span");
   reasoning.className = "reasoning";
@@ -90,8 +90,11 @@ async function ask(question) {
   } finally {
     if (content.textContent || reasoning.textContent) {
       messages.push({ role: "assistant", content: content.textContent });
-    } else {
+    } else { // nothing was answered: it can be sent again, and the next request does not hold it twice
+      messages.pop();
       item.remove();
+      asked.remove();
+      $("question").value ||= question;
     }
     keep();
     running.abort(); // ends the polling
