@@ -138,7 +138,18 @@ class ChatPrompt:
         return joined_at(self._vocab, self._joined, first, stored, prompt_end, n_after=self.n_after)
 
     def joined(self, stored: I32) -> Whole:
-        return self._whole(self._joined, tokenize_messages(self._vocab, self._joined, stored))
+        vocab, turn = self._vocab, self._joined
+        if not vocab.add_bos:
+            return self._whole(turn, tokenize_messages(vocab, turn, stored))
+        # As if it stood at the beginning, with the token that comes first there.
+        begun = np.concatenate([np.array([vocab.bos], np.int32), stored])
+        whole = self._whole(turn, tokenize_messages(vocab, turn, begun))
+        return Whole(
+            whole.tokens[1:],
+            None if whole.question is None else max(whole.question - 1, 0),
+            None if whole.scored is None else whole.scored[1:],
+            None if whole.user is None else whole.user[1:],
+        )
 
     @functools.cached_property
     def _joined(self) -> Turn:

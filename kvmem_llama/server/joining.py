@@ -59,9 +59,11 @@ def after_other(
 
 def closed_first(vocab: Vocab, template: ChatTemplate, stored: I32, answer: str, turn: Turn) -> Turn:
     """`turn`, which need not be what the template would put there, after the end of the last answer."""
-    options = TemplateOptions()
-    closing = after_other(vocab, template, stored, answer, [{"role": "user", "content": _NEXT}], options).text
-    closing = closing.partition(template.around()[0] + _NEXT)[0]
+    asked = [{"role": "user", "content": _NEXT}]
+    text = after_other(vocab, template, stored, answer, asked, TemplateOptions()).text
+    closing, found, _ = text.partition(template.around()[0] + _NEXT)
+    if not found:  # a template that changes what users say
+        return turn
     n = len(closing)
     spans = tuple((first + n, last + n) for first, last in turn.spans)
     return replace(turn, text=closing + turn.text, spans=spans)

@@ -62,6 +62,22 @@ def test_a_conversation_after_a_text_is_not_read_again_with_every_message(server
     assert [held.count(message["content"]) for message in talk[2:-1:2]] == [1, 1, 1]
 
 
+def test_a_model_whose_texts_begin_with_a_token_has_it_at_the_beginning_only(
+    gemma3: Path, tmp_path: Path
+) -> None:
+    settings = settings_of(gemma3, tmp_path, n_ctx=512, chat_template="gemma", jinja=False)
+    with ServerRun(settings) as run:
+        run.post("/completion", prompt="Ships of the north.", n_predict=2, kvmem={"workspace": "w"})
+        talk = [user("Hi")]
+        for question in ("Go on.", "Go on.", ""):
+            answer, report = ask(run, "w", *talk, n=4)
+            assert report["n_evaluated"] < 16
+            talk += [answer, user(question)]
+        held = text_of(run, "w")
+        assert held.count("<bos>") <= 1 and held.count("Hi<end_of_turn>") == 1
+        assert held.count("<start_of_turn>user") == 3
+
+
 def test_a_message_in_between_costs_one_reading_of_the_conversation_and_loses_nothing(
     server: ServerRun,
 ) -> None:
