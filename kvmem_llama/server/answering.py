@@ -152,6 +152,7 @@ class PromptAnswers:
             timeout=self._state.options.timeout,
             is_wanted=lambda: not self._is_ended,
             slack=self._prompt.n_after,
+            may_edit=self._prompt.tells_past,
             joined_at=self._prompt.joined_at,
         )
 

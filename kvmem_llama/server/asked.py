@@ -24,7 +24,7 @@ from .auth import new_name
 from .chat_request import ChatRequest
 from .errors import bad_request
 from .generation_settings import generation_settings
-from .joining import after_other, closed_first, joined_at, said, without_preamble
+from .joining import after_other, around, closed_first, joined_at, said, without_preamble
 from .schema import TRIGGERS, Generation, json_type
 
 MEMORY_KEYS: Final = ("workspace", "recall", "report")  # of the field `kvmem`
@@ -52,7 +52,9 @@ class Prompt(Protocol):
     applied: AppliedTemplate | None
     """The chat template that made it; None: it is a text as it is."""
     n_after: int
-    """How many of its tokens are the template's, after the newest message."""
+    """How many of a prompt's tokens are the template's, after the newest message, however it is asked for."""
+    tells_past: bool
+    """It holds what was answered before; else it may be the next message alone."""
 
     def over(self, stored: I32) -> Whole:
         """With the ids that are stored where the text is the same."""
@@ -81,6 +83,7 @@ class TextPrompt:
         self.wanted: I32 = tokens
         self.applied: AppliedTemplate | None = None
         self.n_after: int = 0
+        self.tells_past: bool = True
         self._vocab: Final = vocab
 
     def over(self, stored: I32) -> Whole:
@@ -115,8 +118,8 @@ class ChatPrompt:
             applied = replace(applied, is_continuation=False)
         self.applied: AppliedTemplate | None = applied
         self.wanted: I32 = vocab.tokenize(self._turn.text, add_bos=True)
-        end = self._turn.spans[-1][1] if self._turn.spans else len(self._turn.text)
-        self.n_after: int = len(vocab.tokenize(self._turn.text[end:]))
+        self.n_after: int = len(vocab.tokenize(around(template)[1]))
+        self.tells_past: bool = any(message["role"] == "assistant" for message in chat.messages)
 
     def over(self, stored: I32) -> Whole:
         return self._whole(self._turn, tokenize_messages(self._vocab, self._turn, stored))
@@ -131,10 +134,9 @@ class ChatPrompt:
         return self._whole(turn, tokens)
 
     def joined_at(self, stored: I32, prompt_end: int) -> int:
-        messages = self._chat.messages
-        if all(message["role"] != "assistant" for message in messages):
-            return 0  # it does not tell of its past
-        first = said(messages[0])
+        if not self.tells_past:
+            return 0
+        first = said(self._chat.messages[0])
         return joined_at(self._vocab, self._joined, first, stored, prompt_end, n_after=self.n_after)
 
     def joined(self, stored: I32) -> Whole:
@@ -153,7 +155,7 @@ class ChatPrompt:
 
     @functools.cached_property
     def _joined(self) -> Turn:
-        return without_preamble(self._template, self._turn, self._chat.messages)
+        return without_preamble(self._template, self._turn, self._chat.messages, self._chat.options)
 
     def _whole(self, turn: Turn, tokens: TurnTokens) -> Whole:
         return Whole(

@@ -24,7 +24,8 @@ _SLACK: Final = 16  # tokens before an answer that may differ: how the template 
 _LONG: Final = 1024  # tokens; a shorter history is rather forked than edited
 _NEAR: Final = 64  # tokens
 _CHUNK: Final = 4096  # tokens compared at once
-_N_EDITED: Final = 8  # long histories that are compared whole, though they begin in another way
+_HEAD: Final = 4  # tokens of an answer's head that may differ
+_N_EDITED: Final = 4  # long histories that are compared whole, though they begin in another way
 _LOST: Final = 16  # of a long one, one in so many tokens may be lost by an edit
 
 Plan = Literal["go_on", "fork", "new"]
@@ -77,7 +78,7 @@ def choose(known: Iterable[Known], wanted: I32, vocab: Vocab, *, spans: bool = T
         elif n and len(edited) < _N_EDITED and len(history.tokens) >= _LONG:
             edited.append((number, history))
     if all(choice.n_kept < len(wanted) // 2 for choice in found):
-        kept_of = ((number, n_kept(history, wanted, spans=spans)) for number, history in edited)
+        kept_of = ((number, n_kept(history, wanted, spans=spans, early=True)) for number, history in edited)
         found += [Choice("go_on", number, n) for number, n in kept_of if n]
     found.sort(key=lambda choice: (choice.n_kept, choice.plan == "go_on"), reverse=True)
     return [*found, Choice("new")]
@@ -90,13 +91,19 @@ def goes_on(history: Known, n: int, *, slack: int = _SLACK) -> bool:
     return n > 0 and (n == len(history.tokens) or n >= needed)
 
 
-def n_kept(history: Known, wanted: I32, *, spans: bool = True) -> int:
+def n_kept(history: Known, wanted: I32, *, spans: bool = True, early: bool = False) -> int:
     """How many tokens of the prompt need not be read if it is an edit of this history; 0: it is none. What is
-    lost by an edit, of a long history, is little."""
+    lost by an edit, of a long history, is little.
+
+    early: where they begin in different ways it is one only if the prompt goes on with the last answer: else
+    it is another question about the same text.
+    """
     size = len(history.tokens)
     if size < _LONG or not spans:
         return 0
     plan = match(history.tokens, wanted)
+    if early and (not plan.spans or plan.spans[-1].old_end < history.prompt_end - _HEAD):
+        return 0
     kept = plan.prefix + plan.n_carried
     return kept if size - kept <= size // _LOST else 0
 

@@ -29,7 +29,7 @@ from ..store.root import Root
 from ..workspace import Workspace, WorkspaceEngine
 from .auth import split_name
 from .auto_budget import AutoFamily, families_to_delete
-from .choosing import Choice, choose, goes_on, n_common, n_kept
+from .choosing import MIN_SHARED, Choice, choose, goes_on, n_common, n_kept
 from .history import History, Lease
 from .stored_histories import find_stored, new_name, read_stored
 
@@ -89,20 +89,21 @@ class Histories:
         timeout: float = 3600.0,
         is_wanted: Callable[[], bool] = lambda: True,
         slack: int = 0,
+        may_edit: bool = True,
         joined_at: JoinedAt = lambda stored, prompt_end: 0,
     ) -> Lease:
         """The history that a prompt, [n] token ids, is answered in.
 
         name: in the store, of a workspace that the client has named. only: rather this history than another
         one. fresh: nothing that is stored is used. is_wanted: whether somebody still waits for the answer.
-        slack, joined_at: of one that the client has named: how many tokens before its last answer may differ,
-        and where in its tokens, of which so many come before that answer, the prompt goes on with what is not
-        at their beginning; 0: nowhere.
+        slack, may_edit, joined_at: of one that the client has named: how many tokens before its last answer
+        may differ, whether the prompt may change what is there, and where in its tokens, of which so many are
+        before that answer, the prompt goes on with what is not at their beginning; 0: nowhere.
         Raises StoreError, WorkspaceBusy (after `timeout` seconds), Cancelled (nobody waits), EngineClosed.
         """
         if name is not None:
             patience = _Patience.of(timeout, is_wanted)
-            return self._take_named(owner, name, wanted, slack, joined_at, patience)
+            return self._take_named(owner, name, wanted, slack, may_edit, joined_at, patience)
         if fresh:
             return self._new(owner, wanted)
         self._scan()
@@ -297,7 +298,14 @@ class Histories:
         return Lease(fork, fork.workspace, is_new=True)
 
     def _take_named(
-        self, owner: str, name: str, wanted: I32, slack: int, joined_at: JoinedAt, patience: _Patience
+        self,
+        owner: str,
+        name: str,
+        wanted: I32,
+        slack: int,
+        may_edit: bool,
+        joined_at: JoinedAt,
+        patience: _Patience,
     ) -> Lease:
         history = self._named(name, patience, owner=owner)
         try:
@@ -306,7 +314,8 @@ class Histories:
             n = n_common(history.tokens, wanted, self._vocab)
             # What only shares its beginning comes after what is there: that is the client's.
             fits = not len(history.tokens) or goes_on(history, n, slack=slack)
-            fits = fits or (n > 0 and n_kept(history, wanted, spans=self._spans) > 0)
+            if may_edit and not fits and n >= MIN_SHARED:
+                fits = n_kept(history, wanted, spans=self._spans) > 0
             start = 0 if fits else joined_at(history.tokens, history.prompt_end)
             return Lease(history, history.workspace, append=not fits and not start, start=start)
         except BaseException:

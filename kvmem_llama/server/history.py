@@ -35,6 +35,7 @@ class History:
         """It is busy with a prompt whose client has gone, and will soon hold what was read of it. Any
         thread, without a lock: what comes after that says the same, or more."""
         if self.is_busy and not len(self.tokens):
+            self.prompt_end = len(tokens)
             self.tokens = tokens
 
     @property

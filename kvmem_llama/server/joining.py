@@ -12,6 +12,7 @@ from ..conversation import N_CLOSING
 from ..engine.chat_template import ChatTemplate, Turn
 from ..engine.templates import TemplateOptions
 from ..engine.vocab import Vocab
+from ..errors import InvalidRequest, TemplateUnsupported
 from ..native.layout import I32
 from .choosing import n_common
 
@@ -29,12 +30,22 @@ def said(message: Mapping[str, Any]) -> str:
     return content.strip() if isinstance(content, str) else ""
 
 
-def without_preamble(template: ChatTemplate, turn: Turn, messages: Sequence[Mapping[str, Any]]) -> Turn:
+def around(template: ChatTemplate) -> tuple[str, str]:
+    """As ChatTemplate.around; empty for a template that refuses to tell."""
+    try:
+        return template.around()
+    except (InvalidRequest, TemplateUnsupported):
+        return "", ""
+
+
+def without_preamble(
+    template: ChatTemplate, turn: Turn, messages: Sequence[Mapping[str, Any]], options: TemplateOptions
+) -> Turn:
     """`turn`, of all `messages`, without what the template puts before a whole conversation of its own
-    accord. Instructions of the client's stay."""
-    if messages[0]["role"] != "user":
+    accord. Instructions and tools of the client's stay."""
+    if messages[0]["role"] != "user" or options.tools or options.json_schema is not None:
         return turn
-    before, _ = template.around()
+    before, _ = around(template)
     at = turn.text.find(before + said(messages[0]))
     if at <= 0:
         return turn
@@ -61,7 +72,7 @@ def closed_first(vocab: Vocab, template: ChatTemplate, stored: I32, answer: str,
     """`turn`, which need not be what the template would put there, after the end of the last answer."""
     asked = [{"role": "user", "content": _NEXT}]
     text = after_other(vocab, template, stored, answer, asked, TemplateOptions()).text
-    closing, found, _ = text.partition(template.around()[0] + _NEXT)
+    closing, found, _ = text.partition(around(template)[0] + _NEXT)
     if not found:  # a template that changes what users say
         return turn
     n = len(closing)

@@ -107,8 +107,11 @@ def test_an_edit_at_the_very_beginning_of_a_long_history_goes_on() -> None:
     wanted = after(stored[:20], tokens(3, 3) - 32, stored[23:], tokens(50, 4) - 32)
     others = [known_one(after(stored[:40], tokens(900, seed)), 900) for seed in (7, 8)]
     assert choose([*others, known_one(stored, 1900)], wanted, VOCAB)[0] == Choice("go_on", 2, 1997)
-    other = after(stored[:20], tokens(2000, 9) - 32)
-    assert choose([known_one(stored, 1900)], other, VOCAB)[0].plan == "new"
+    for other in (
+        after(stored[:20], tokens(2000, 9) - 32),
+        after(stored[:20], tokens(3, 3) - 32, stored[23:1890], tokens(50, 4) - 32),  # another question
+    ):
+        assert choose([known_one(stored, 1900)], other, VOCAB)[0].plan == "new"
 
 
 def test_what_an_edit_keeps_counts_for_more_than_a_longer_beginning() -> None:
@@ -299,6 +302,16 @@ def test_a_named_workspace_goes_on_or_is_added_to(known: Histories, engine: Fake
     known.give_back(other, n_prompt=300)
     assert ask(known, after(prompt, tokens(20, 99))) is not first.history  # only by its name
     assert "notes" in engine.stored
+
+
+def test_a_named_workspace_is_edited_only_by_who_tells_its_past(known: Histories) -> None:
+    prompt = tokens(3000)
+    answered(known, known.take("", prompt, name="notes"), prompt, tokens(20, 99))
+    edit = after(prompt[:1000], tokens(5, 3) - 32, prompt[1005:2950], tokens(60, 4) - 32)
+    message = known.take("", edit, name="notes", may_edit=False)
+    assert message.append
+    known.give_back(message, n_prompt=3000)
+    assert not known.take("", edit, name="notes").append
 
 
 def test_nothing_stored_is_used_where_that_is_asked_for(known: Histories) -> None:
